@@ -1,0 +1,2 @@
+from normkit.layers import *
+from normkit.layers.bn import BN

@@ -1,0 +1,1 @@
+"""What a normalizer is made of: moments, coefficients, layouts, cards. No layer, no backend."""

@@ -1,0 +1,33 @@
+"""The card of a normalizer: facts that tests verify and tools read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a normalizer promises.
+
+    Every field is either text for people or a claim that the tests check for every layer.
+    """
+
+    name: str
+    """The name in the catalog."""
+    title: str
+    """The name in words."""
+    paper: str
+    """Where the method comes from."""
+    kind: Literal["activation", "weight"] = "activation"
+    """What is normalized."""
+    family: bool = True
+    """y = a·x + b with tables from the moments: three passes forward, five backward."""
+    pools_samples: bool = False
+    """Training statistics of one sample depend on the others in the batch."""
+    same_in_eval: bool = False
+    """train() and eval() compute the same function."""
+    exact_from_bn: bool = False
+    """from_batch_norm gives a layer that equals the given BN in eval mode, with default options."""
+    experimental: bool = False
+    """A reconstruction: the special cases are tested, the published results are not claimed."""

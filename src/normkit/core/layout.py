@@ -1,0 +1,165 @@
+"""How a tensor is cut into cells, without copying it.
+
+A layout shows a tensor (N, C, *spatial) to the backends as a dense view whose axis 1 runs through
+one cell, and lays tables over that view so that they broadcast. With it one line of arithmetic
+serves contiguous and channels_last tensors, whole channels, strips of channels and pixels:
+
+    cells      memory          view                 table on the view
+    channels   contiguous      (N·C·S, L/S)         (N·C·S, 1)
+    channels   channels_last   (N·S, L/S, C)        (N·S, 1, C)
+    pixels     contiguous      (N, C, L)            (N, 1, L)
+    pixels     channels_last   (N·L, C)             (N·L, 1)
+    pieces     either          (N, D)               gathered by an index of D entries
+
+L is the number of positions, S the number of equal strips a channel is cut into.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Layout(Protocol):
+    """What the backends need to know about the cells of a tensor."""
+
+    count: int | Tensor  # values in a cell
+
+    def view(self, x: Tensor) -> Tensor:
+        """The dense view of a tensor of the layout's shape; copies only if x is laid otherwise."""
+
+    def unview(self, cells: Tensor) -> Tensor:
+        """The inverse of ``view``: a tensor (N, C, *spatial) on the same memory."""
+
+    def like(self, x: Tensor) -> Tensor:
+        """A new tensor of x's type in the memory format of the layout."""
+
+    def lay(self, table: Tensor) -> Tensor:
+        """A table (N, K) in the form that broadcasts with the view."""
+
+    def lift(self, table: Tensor) -> Tensor:
+        """The inverse of ``lay``: back to (N, K)."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum of each cell, from values shaped like the view to a laid table."""
+
+    def over(self, laid: Tensor) -> Tensor:
+        """A laid table, made to broadcast with the view."""
+
+
+class _Dense:
+    """The shape and strides that every tensor of one call shares."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.shape = x.shape
+        self.channels_last = is_channels_last(x)
+
+    def _dense(self, x: Tensor) -> Tensor:
+        """x as (N, L, C) or (N, C, L), copied only when its memory is laid in another way."""
+        n, c = self.shape[:2]
+        positions = math.prod(self.shape[2:])
+        if self.channels_last:
+            return x.movedim(1, -1).reshape(n, positions, c)
+        return x.reshape(n, c, positions)
+
+    def unview(self, cells: Tensor) -> Tensor:
+        n, c, *spatial = self.shape
+        if self.channels_last:
+            return cells.reshape(n, *spatial, c).movedim(-1, 1)
+        return cells.reshape(self.shape)
+
+    def like(self, x: Tensor) -> Tensor:
+        return self.unview(x.new_empty(self.shape.numel()))
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values.sum(1, keepdim=True)
+
+    def over(self, laid: Tensor) -> Tensor:
+        return laid
+
+
+class Channels(_Dense):
+    """Cells are channels, or ``strips`` equal runs of positions of each channel.
+
+    Table entry k = c·strips + s belongs to strip s of channel c.
+    """
+
+    def __init__(self, x: Tensor, strips: int = 1) -> None:
+        super().__init__(x)
+        self.strips = strips
+        self.count: int | Tensor = math.prod(x.shape[2:]) // strips
+
+    def view(self, x: Tensor) -> Tensor:
+        n, c = self.shape[:2]
+        dense = self._dense(x)
+        if self.channels_last:
+            return dense.view(n * self.strips, -1, c)
+        return dense.view(n * c * self.strips, -1)
+
+    def lay(self, table: Tensor) -> Tensor:
+        n, c = self.shape[:2]
+        if self.channels_last:
+            return table.reshape(n, c, self.strips).mT.reshape(n * self.strips, 1, c)
+        return table.reshape(-1, 1)
+
+    def lift(self, table: Tensor) -> Tensor:
+        n, c = self.shape[:2]
+        if self.channels_last:
+            table = table.reshape(n, self.strips, c).mT
+        return table.reshape(n, c * self.strips)
+
+
+class Pixels(_Dense):
+    """Cells are pixels: one position of one sample, over all channels. Table entry k = position."""
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(x)
+        self.count: int | Tensor = x.shape[1]
+
+    def view(self, x: Tensor) -> Tensor:
+        dense = self._dense(x)
+        return dense.flatten(0, 1) if self.channels_last else dense
+
+    def lay(self, table: Tensor) -> Tensor:
+        return table.reshape(-1, 1) if self.channels_last else table.unsqueeze(1)
+
+    def lift(self, table: Tensor) -> Tensor:
+        return table.reshape(self.shape[0], -1)
+
+
+class Pieces(_Dense):
+    """Cells are pieces of channels of any length: ``piece`` (C, L) names the cell of each value.
+
+    The general, slower layout, for groups that cut channels unevenly. ``count`` (K,) says how
+    many values each piece has.
+    """
+
+    def __init__(self, x: Tensor, piece: Tensor, count: Tensor) -> None:
+        super().__init__(x)
+        # in the order of memory, so that channels_last needs no copy
+        self.index = (piece.mT if self.channels_last else piece).reshape(-1)
+        self.count: int | Tensor = count
+        self.pieces = count.shape[0]
+
+    def view(self, x: Tensor) -> Tensor:
+        return self._dense(x).view(self.shape[0], -1)
+
+    def lay(self, table: Tensor) -> Tensor:
+        return table
+
+    def lift(self, table: Tensor) -> Tensor:
+        return table
+
+    def sum(self, values: Tensor) -> Tensor:
+        zeros = values.new_zeros(values.shape[0], self.pieces)
+        return zeros.index_add(1, self.index, values)
+
+    def over(self, laid: Tensor) -> Tensor:
+        return laid.index_select(1, self.index)
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether the channel of x, of any rank, runs fastest in memory and nothing is skipped."""
+    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()

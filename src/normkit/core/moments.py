@@ -1,0 +1,120 @@
+"""Moments of tensors, how they pool, and how an affine map changes them.
+
+This file is the one home of pooling: whoever needs statistics over samples, channel groups,
+strips or runs of samples starts from a table of moments and pools it here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Coefficients(NamedTuple):
+    """The map y = scale · x + shift, as tables that broadcast to (N, K)."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def then(self, scale: Tensor | None, shift: Tensor | None) -> Coefficients:
+        """The map followed by another one. Normalizers are closed under composition."""
+        a, b = self
+        if scale is not None:
+            a, b = a * scale, b * scale
+        if shift is not None:
+            b = b + shift
+        return Coefficients(a, b)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and biased variance of the cells of a tensor: tables (N, K), one entry a cell.
+
+    K is the number of channels, or of strips or pieces of channels. ``count`` is how many values
+    stand behind an entry: a number, or a tensor that broadcasts to the tables.
+    """
+
+    mean: Tensor  # (N, K)
+    var: Tensor  # (N, K)
+    count: int | Tensor
+
+    def after(self, map: Coefficients) -> Moments:
+        """The moments of the tensor once ``map`` has been applied to it."""
+        a, b = map
+        return Moments(a * self.mean + b, a.square() * self.var, self.count)
+
+    def pooled(self, *, samples: int | None = 1, channels: int | None = 1) -> Moments:
+        """Pool runs of ``samples`` and runs of ``channels``; None means all of them.
+
+        Gives tables (R, G). The last run of samples may be shorter; channels must divide.
+        Variances are merged about the pooled mean, never as E[x²] − E[x]², which cancels.
+        """
+        n, k = self.mean.shape
+        samples = n if samples is None else min(samples, n)
+        channels = k if channels is None else channels
+        if samples == 1 and channels == 1:
+            return self
+        whole = n - n % samples
+        if whole < n:
+            head, tail = (
+                Moments(self.mean[part], self.var[part], self.count).pooled(
+                    samples=samples, channels=channels
+                )
+                for part in (slice(0, whole), slice(whole, n))
+            )
+            count = torch.cat([_column(head), _column(tail)])
+            return Moments(
+                torch.cat([head.mean, tail.mean]), torch.cat([head.var, tail.var]), count
+            )
+        blocks = (n // samples, samples, k // channels, channels)
+        mean, var = self.mean.reshape(blocks), self.var.reshape(blocks)
+        center = mean.mean((1, 3), keepdim=True)
+        spread = (var + (mean - center).square()).mean((1, 3))
+        return Moments(center.flatten(1), spread, self.count * samples * channels)
+
+    def pooled_by(self, group: Tensor, groups: int) -> Moments:
+        """Pool all samples, and the cells k of equal ``group[k]``: tables (1, groups).
+
+        For cells of unequal size, so every entry is weighted by its count.
+        """
+        n = self.mean.shape[0]
+        weight = torch.as_tensor(self.count, device=self.mean.device).to(self.mean.dtype)
+        weight = weight.expand_as(self.mean[0])
+
+        def total(table: Tensor) -> Tensor:  # (K,) -> (1, groups)
+            return table.new_zeros(groups).index_add(0, group, table).unsqueeze(0)
+
+        count = n * total(weight)
+        mean = total(weight * self.mean.sum(0)) / count
+        inside = self.var + (self.mean - mean[:, group]).square()
+        return Moments(mean, total(weight * inside.sum(0)) / count, count)
+
+    def standardizing(self, eps: float) -> Coefficients:
+        """The map that brings these moments to mean 0 and variance var / (var + eps)."""
+        scale = torch.rsqrt(self.var + eps)
+        return Coefficients(scale, -self.mean * scale)
+
+    def unbiased(self, correction: int = 1) -> Tensor:
+        """The variance divided by count − correction instead of count."""
+        return self.var * (self.count / (self.count - correction)) if correction else self.var
+
+
+def _column(moments: Moments) -> Tensor:
+    """The counts as a column (R, 1), so that runs of unequal length can be joined."""
+    count = torch.as_tensor(moments.count, device=moments.mean.device)
+    return count.expand(moments.mean.shape[0], 1)
+
+
+def spread(table: Tensor, *, samples: int, runs_of: int = 1, groups_of: int = 1) -> Tensor:
+    """The inverse of pooling for a table (R, G): each entry repeated to the cells it came from.
+
+    A table of one run stays one row: it broadcasts.
+    """
+    if groups_of > 1:
+        table = table.repeat_interleave(groups_of, dim=1)
+    if table.shape[0] > 1 and runs_of > 1:
+        table = table.repeat_interleave(runs_of, dim=0)[:samples]
+    return table

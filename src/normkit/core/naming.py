@@ -1,0 +1,34 @@
+"""Where in a model a layer sits, for messages."""
+
+from __future__ import annotations
+
+import sys
+
+from torch import nn
+
+
+def path_of(layer: nn.Module) -> str:
+    """The layer's path in the model whose forward is running, such as 'layer3.0.bn2', or ''.
+
+    Modules do not know their parents, so the outermost module on the call stack that contains
+    the layer is asked. Only messages pay for this.
+    """
+    path = ""
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and owner is not layer:
+            for name, module in owner.named_modules():
+                if module is layer:
+                    path = name
+                    break
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return path
+
+
+def title(layer: nn.Module) -> str:
+    """How messages name a layer: its class, and its path where there is one."""
+    path = path_of(layer)
+    return f"{type(layer).__name__} ({path})" if path else type(layer).__name__

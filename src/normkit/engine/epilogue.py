@@ -1,0 +1,50 @@
+"""What may follow the affine map in the same pass: + residual, then an activation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from normkit.errors import OptionError, ShapeError, nearest
+
+Activation = Literal["none", "relu", "silu"]
+ACTIVATIONS = ("none", "relu", "silu")
+
+
+def check(x: Tensor, residual: Tensor | None, activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise OptionError(f"Unknown activation {activation!r}. {nearest(activation, ACTIVATIONS)}")
+    if residual is not None and residual.shape != x.shape:
+        raise ShapeError(
+            f"The residual must have the shape of the input, {tuple(x.shape)}, "
+            f"but has {tuple(residual.shape)}."
+        )
+
+
+def epilogue(y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+    """activation(y + residual), out of place."""
+    if residual is not None:
+        y = y + residual.to(y.dtype)
+    if activation == "relu":
+        return F.relu(y)
+    return F.silu(y) if activation == "silu" else y
+
+
+def epilogue_(y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+    """activation(y + residual), written over y."""
+    if residual is not None:
+        y += residual
+    if activation == "relu":
+        return y.relu_()
+    return F.silu(y, inplace=True) if activation == "silu" else y
+
+
+def before(grad: Tensor, pre: Tensor, activation: str) -> Tensor:
+    """The gradient before the activation, from the one after it and what went into it."""
+    if activation == "relu":
+        return torch.where(pre > 0, grad, 0)
+    s = torch.sigmoid(pre)
+    return grad * s * (1 + pre * (1 - s))

@@ -1,0 +1,171 @@
+"""moments → coefficients → affine, and back again: every normalizer is this function.
+
+Forward: one read of x for the moments, arithmetic on small tables, one read and one write for
+the map y = a·x + b. Backward: one read of dy and x for the sums da = Σ dy·x and db = Σ dy; the
+tables' own autograd graph turns them into dm and dv; one more read of both and one write for
+
+    dx = a·dy + (dm − 2·m·dv)/L + (2·dv/L)·x.
+
+Three passes forward and five backward, whatever the normalizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.core.layout import Channels, Layout, is_channels_last
+from normkit.core.moments import Coefficients, Moments
+from normkit.engine import plain
+from normkit.engine import torch_backend as backend
+from normkit.engine.epilogue import check
+
+CoefficientFunction = Callable[[Moments | None], Coefficients]
+
+
+def normalize(
+    x: Tensor,
+    coefficients: CoefficientFunction,
+    *,
+    cells: Callable[[Tensor], Layout] = Channels,
+    use_moments: bool = True,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    """activation(a·x + b + residual) with (a, b) = coefficients(moments of x).
+
+    x is (N, C, *spatial), (N, C) included; y has its type and memory format.
+    ``coefficients`` gets the moments of each cell (None if not ``use_moments``) and gives tables
+    that broadcast to (N, K). Gradients reach x and whatever ``coefficients`` used.
+    """
+    check(x, residual, activation)
+    x = dense(x)
+    layout = cells(x)
+    if expression_wanted():
+        found = Moments(*plain.moments(x, layout), layout.count) if use_moments else None
+        scale, shift = _tables(coefficients(found), x, layout)
+        return plain.affine(x, scale, shift, residual, activation, layout)
+    link, found, through = None, None, x
+    if use_moments:
+        link = _Link()
+        through, mean, var = _Moments.apply(x, layout, link)
+        found = Moments(mean, var, layout.count)
+    scale, shift = _tables(coefficients(found), x, layout)
+    return _Affine.apply(through, x, scale, shift, residual, activation, layout, link)
+
+
+def moments(x: Tensor, cells: Callable[[Tensor], Layout] = Channels) -> Moments:
+    """The moments of each cell of x, outside any gradient."""
+    with torch.no_grad():
+        x = dense(x)
+        layout = cells(x)
+        mean, var = (plain if expression_wanted() else backend).moments(x, layout)
+    return Moments(mean, var, layout.count)
+
+
+def dense(x: Tensor) -> Tensor:
+    """x itself if it is contiguous or channels_last, else a contiguous copy."""
+    return x if is_channels_last(x) else x.contiguous()
+
+
+def expression_wanted() -> bool:
+    """Whether someone looks into the arithmetic: a compiler or a function transform."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def _tables(found: Coefficients, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The coefficients as whole tables (N, K); autograd sums what broadcasting repeated."""
+    rows = x.shape[0]
+    scale, shift = torch.broadcast_tensors(found.scale, found.shift)
+    if scale.shape[0] != rows:
+        scale, shift = scale.expand(rows, -1), shift.expand(rows, -1)
+    return scale, shift
+
+
+class _Link:
+    """Carries the map from the backward of _Affine to that of _Moments, which finishes dx."""
+
+    def __init__(self) -> None:
+        self.map: tuple[Tensor, Tensor, Tensor | None, str] | None = None
+
+
+class _Moments(torch.autograd.Function):
+    """(x, mean, var) of x. The returned x is for _Affine alone.
+
+    _Affine.backward hands its incoming gradient through that x untouched, and the map through
+    the link, so that dx is written once, here, where dm and dv are known too. In the backward of
+    a backward only the moments may have a gradient; then there is no map.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layout: Layout, link: _Link) -> Any:
+        mean, var = backend.moments(x, layout)
+        ctx.save_for_backward(x, mean)
+        ctx.layout, ctx.link = layout, link
+        ctx.set_materialize_grads(False)
+        return x, mean, var
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        grad, grad_mean, grad_var = grads
+        x, mean = ctx.saved_tensors
+        layout, count = ctx.layout, ctx.layout.count
+        slope = None if grad_var is None else 2 * grad_var / count
+        constant = None if grad_mean is None else grad_mean / count
+        if slope is not None:
+            constant = -mean * slope if constant is None else constant - mean * slope
+        if grad is None:
+            return plain.moments_gradient(x, constant, slope, layout), None, None
+        (scale, shift, residual, act), ctx.link.map = ctx.link.map, None
+        passes = plain if torch.is_grad_enabled() else backend
+        dx = passes.input_gradient(grad, x, scale, shift, residual, act, constant, slope, layout)
+        return dx, None, None
+
+
+class _Affine(torch.autograd.Function):
+    """activation(scale · x + shift + residual).
+
+    ``through`` is x as _Moments returned it, the way back for the gradient; or x itself.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        through: Tensor,
+        x: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        residual: Tensor | None,
+        act: str,
+        layout: Layout,
+        link: _Link | None,
+    ) -> Any:
+        ctx.save_for_backward(x, scale, shift, residual if act != "none" else None)
+        ctx.act, ctx.layout, ctx.link = act, layout, link
+        return backend.affine(x, scale, shift, residual, act, layout)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad,) = grads
+        x, scale, shift, residual = ctx.saved_tensors
+        needs_x, _, needs_scale, needs_shift, needs_residual = ctx.needs_input_grad[:5]
+        passes = plain if torch.is_grad_enabled() else backend
+        layout, act = ctx.layout, ctx.act
+        dx = da = db = dr = None
+        if needs_scale or needs_shift or (needs_residual and act != "none"):
+            da, db, dr = passes.sums(
+                grad, x, scale, shift, residual, act, layout, needs_residual
+            )
+        elif needs_residual:
+            dr = grad
+        if needs_x and ctx.link is not None:
+            ctx.link.map = (scale, shift, residual, act)
+            dx = grad
+        elif needs_x:
+            dx = passes.input_gradient(
+                grad, x, scale, shift, residual, act, None, None, layout
+            )
+        return dx, None, da, db, dr, None, None, None

@@ -1,0 +1,154 @@
+"""The four passes over activations in plain torch: any device, the reference of all backends.
+
+On a CPU the tensor is worked through in tiles that stay in the cache, so each pass reads memory
+once although it takes several torch calls. Elsewhere a tile is the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from normkit.core.layout import Layout
+from normkit.core.precision import statistics_dtype
+from normkit.engine.epilogue import before, epilogue_
+
+TILE = 1 << 19  # elements: 2 MB of float32, where a few calls a tile cost less than memory
+
+
+def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each cell, tables (N, K): one read of x."""
+    cells = layout.view(x)
+    means, variances = [], []
+    scratch = None
+    for tile in _tiles(cells):
+        part = cells[tile].to(statistics_dtype(x.dtype))
+        mean = layout.sum(part) / layout.count
+        scratch = torch.sub(part, layout.over(mean), out=_reuse(scratch, part))
+        means.append(mean)
+        variances.append(layout.sum(torch.mul(scratch, scratch, out=scratch)) / layout.count)
+    return layout.lift(torch.cat(means)), layout.lift(torch.cat(variances))
+
+
+def affine(
+    x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, act: str, layout: Layout
+) -> Tensor:
+    """activation(scale · x + shift + residual): one read of x (and residual), one write."""
+    out = layout.like(x)
+    cells, result = layout.view(x), layout.view(out)
+    a, b = layout.lay(scale), layout.lay(shift)
+    rest = None if residual is None else layout.view(residual)
+    for tile in _tiles(cells):
+        direct = result[tile] if x.dtype == a.dtype else None
+        y = torch.mul(cells[tile], layout.over(a[tile]), out=direct)
+        y += layout.over(b[tile])
+        epilogue_(y, None if rest is None else rest[tile], act)
+        if direct is None:
+            result[tile] = y
+    return out
+
+
+def sums(
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    residual: Tensor | None,
+    act: str,
+    layout: Layout,
+    grad_residual: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Σ g·x and Σ g of each cell, g the gradient before the activation; and g if asked for.
+
+    One read of grad and x. The sign of what went into the activation is recomputed, not stored.
+    """
+    cells, dy = layout.view(x), layout.view(grad)
+    a, b = layout.lay(scale), layout.lay(shift)
+    rest = None if residual is None else layout.view(residual)
+    keep = layout.like(x) if grad_residual and act != "none" else None
+    kept = None if keep is None else layout.view(keep)
+    scales, shifts = [], []
+    scratch = None
+    for tile in _tiles(cells):
+        part = cells[tile].to(a.dtype)
+        g = _before(dy[tile].to(a.dtype), part, a[tile], b[tile], rest, tile, act, layout)
+        scratch = torch.mul(g, part, out=_reuse(scratch, part))
+        scales.append(layout.sum(scratch))
+        shifts.append(layout.sum(g))
+        if kept is not None:
+            kept[tile] = g
+    grad_of_residual = grad if grad_residual and act == "none" else keep
+    return layout.lift(torch.cat(scales)), layout.lift(torch.cat(shifts)), grad_of_residual
+
+
+def input_gradient(
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    residual: Tensor | None,
+    act: str,
+    constant: Tensor | None,
+    slope: Tensor | None,
+    layout: Layout,
+) -> Tensor:
+    """scale · g + constant + slope · x: one read of grad and x, one write."""
+    out = layout.like(x)
+    cells, dy, result = layout.view(x), layout.view(grad), layout.view(out)
+    a, b = layout.lay(scale), layout.lay(shift)
+    rest = None if residual is None else layout.view(residual)
+    c0 = None if constant is None else layout.lay(constant)
+    c1 = None if slope is None else layout.lay(slope)
+    for tile in _tiles(cells):
+        part = cells[tile]
+        g = _before(dy[tile], part, a[tile], b[tile], rest, tile, act, layout)
+        direct = result[tile] if x.dtype == a.dtype else None
+        dx = torch.mul(g, layout.over(a[tile]), out=direct)
+        if c1 is not None:
+            dx.addcmul_(part.to(a.dtype), layout.over(c1[tile]))
+        if c0 is not None:
+            dx += layout.over(c0[tile])
+        if direct is None:
+            result[tile] = dx
+    return out
+
+
+def weighted_sum(x: Tensor, weight: Tensor, layout: Layout) -> Tensor:
+    """Σ_n weight[n] · x_n as one flat vector in the order of memory: one read of x."""
+    flat = layout.view(x).reshape(weight.shape[0], -1)
+    return torch.mv(flat.to(weight.dtype).mT, weight)
+
+
+def _before(
+    g: Tensor,
+    part: Tensor,
+    a: Tensor,
+    b: Tensor,
+    residual: Tensor | None,
+    tile: slice,
+    act: str,
+    layout: Layout,
+) -> Tensor:
+    if act == "none":
+        return g
+    pre = part * layout.over(a) + layout.over(b)
+    if residual is not None:
+        pre += residual[tile]
+    return before(g, pre, act)
+
+
+def _reuse(scratch: Tensor | None, part: Tensor) -> Tensor | None:
+    """The memory of the last tile, already in the cache, if this one fits."""
+    return None if scratch is None else scratch[: part.shape[0]]
+
+
+def _tiles(cells: Tensor) -> Iterator[slice]:
+    rows = cells.shape[0]
+    if cells.device.type != "cpu" or cells.numel() <= TILE:
+        yield slice(0, rows)
+        return
+    step = max(1, TILE * rows // cells.numel())
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))

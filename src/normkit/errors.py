@@ -1,0 +1,59 @@
+"""Every error normkit raises on purpose.
+
+    NormkitError
+    ├── ShapeError (ValueError)      a tensor of the wrong rank, size or memory
+    ├── DtypeError (TypeError)       a tensor of the wrong number type
+    ├── DeviceError (RuntimeError)   tensors on different devices
+    ├── OptionError (ValueError)     an option that does not exist or cannot be
+    ├── UnknownName (LookupError)    a name that is not in the catalog
+    └── NothingToDo (ValueError)     a call that would have changed nothing
+
+    NonFiniteWarning (RuntimeWarning)   a batch was kept out of the running statistics
+
+Each also derives from the built-in class that torch.nn would have raised, so code that
+catches ``ValueError`` keeps working. Messages say what came, what was expected and what to try.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class NormkitError(Exception):
+    """Base of all errors raised by normkit."""
+
+
+class ShapeError(NormkitError, ValueError):
+    """A tensor has the wrong rank or size."""
+
+
+class DtypeError(NormkitError, TypeError):
+    """A tensor has a number type that cannot be normalized."""
+
+
+class DeviceError(NormkitError, RuntimeError):
+    """Tensors of one call are on different devices."""
+
+
+class OptionError(NormkitError, ValueError):
+    """An option is unknown or has an impossible value."""
+
+
+class UnknownName(NormkitError, LookupError):
+    """A name is not in the catalog."""
+
+
+class NothingToDo(NormkitError, ValueError):
+    """A call found nothing to work on."""
+
+
+class NonFiniteWarning(RuntimeWarning):
+    """A batch with infinite or NaN statistics was kept out of the running statistics."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that suggests the nearest known name, or lists them all."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."

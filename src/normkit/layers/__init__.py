@@ -1,0 +1,1 @@
+from normkit.layers.bn import BN as BN

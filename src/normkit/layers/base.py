@@ -1,0 +1,224 @@
+"""What all normalizers share: checks, parameters, the call into the engine."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from normkit.core.card import Card
+from normkit.core.layout import Channels, Layout
+from normkit.core.moments import Coefficients, Moments
+from normkit.core.naming import title
+from normkit.core.precision import statistics_dtype
+from normkit.core.trained import TrainedBN
+from normkit.engine.epilogue import check as check_epilogue
+from normkit.engine.epilogue import epilogue
+from normkit.engine.normalize import normalize
+from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError, nearest
+
+
+class Normalizer(nn.Module):
+    """A layer y = a·x + b whose tables come from ``coefficients(moments)``.
+
+    A subclass owns its parameters and buffers and writes that one method.
+    """
+
+    card: ClassVar[Card]
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        eps: float = 1e-5,
+        affine: bool = True,
+        scale_init: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels = positive(channels, "channels", self)
+        if not (math.isfinite(eps) and eps >= 0):
+            raise OptionError(f"{self._title} expects eps ≥ 0, got {eps!r}.")
+        if not math.isfinite(scale_init):
+            raise OptionError(f"{self._title} expects a finite scale_init, got {scale_init!r}.")
+        self.eps = eps
+        self.affine = affine
+        self.scale_init = scale_init
+        self._factory = {"device": device, "dtype": dtype}
+        self.register_parameter("weight", self._new(scale_init) if affine else None)
+        self.register_parameter("bias", self._new(0.0) if affine else None)
+
+    # ---------------------------------------------------------------- what a subclass writes
+
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        """The tables (a, b) of the map, from the moments of each sample and channel."""
+        raise NotImplementedError
+
+    def cells(self, x: Tensor) -> Layout:
+        """What the moments are taken over: channels, unless a layer needs something finer."""
+        return Channels(x)
+
+    def uses_moments(self) -> bool:
+        """Whether ``coefficients`` needs the moments now; if not, the engine skips their pass."""
+        return True
+
+    def check_size(self, x: Tensor) -> None:
+        """Refuse sizes for which the statistics do not exist."""
+
+    def start_from(self, bn: TrainedBN) -> None:
+        """Take over what a trained batch norm has learned."""
+        if self.weight is not None and self.bias is not None:
+            self.weight.copy_(bn.weight)
+            self.bias.copy_(bn.bias)
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
+        """Options with which the layer comes closest to a trained batch norm."""
+        return {"eps": bn.eps, "affine": bn.affine}
+
+    # ---------------------------------------------------------------- what a user calls
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, activation: str = "none"
+    ) -> Tensor:
+        """activation(norm(x) + residual), with activation "none", "relu" or "silu"."""
+        self.check(x)
+        if x.numel() == 0:
+            return self._empty(x, residual, activation)
+        self.check_size(x)
+        return self._normalize(x, residual, activation)
+
+    @classmethod
+    def from_batch_norm(cls, source: nn.Module, **options: Any) -> Self:
+        """A layer that starts from a trained batch norm: same device, type and mode.
+
+        Exactly equal in eval mode if the card says ``exact_from_bn``; otherwise γ, β and the
+        running statistics are carried where they have a meaning, as the class documents.
+        """
+        bn = TrainedBN.read(source)
+        layer = cls(
+            bn.channels,
+            **{**cls.options_from(bn), **options},
+            device=bn.mean.device,
+            dtype=bn.weight.dtype,
+        )
+        with torch.no_grad():
+            layer.start_from(bn)
+        if not bn.trainable:
+            layer.requires_grad_(False)
+        return layer.train(bn.training)
+
+    @classmethod
+    def options(cls) -> dict[str, inspect.Parameter]:
+        """Every keyword option of the class, those of its bases included."""
+        found: dict[str, inspect.Parameter] = {}
+        for ancestor in cls.__mro__:
+            if ancestor is nn.Module:
+                break
+            for name, parameter in inspect.signature(ancestor.__init__).parameters.items():
+                if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                    found.setdefault(name, parameter)
+        return found
+
+    def extra_repr(self) -> str:
+        """The channels, and every option that is not at its default."""
+        said = [str(self.channels)]
+        for name, parameter in self.options().items():
+            value = getattr(self, name, parameter.default)
+            if name not in ("device", "dtype") and value != parameter.default:
+                said.append(f"{name}={value!r}")
+        return ", ".join(said)
+
+    # ---------------------------------------------------------------- shared machinery
+
+    def check(self, x: Tensor) -> None:
+        if x.dim() < 2 or x.shape[1] != self.channels:
+            raise ShapeError(
+                f"{title(self)} expects input (N, {self.channels}, *spatial), "
+                f"got {tuple(x.shape)}." + _channel_hint(x, self.channels)
+            )
+        if not x.is_floating_point():
+            raise DtypeError(
+                f"{title(self)} expects a floating-point input, got {x.dtype}. Try x.float()."
+            )
+        mine = next((t for t in (*self.parameters(), *self.buffers())), None)
+        if mine is not None and mine.device != x.device:
+            raise DeviceError(
+                f"{title(self)} is on {mine.device}, its input on {x.device}. "
+                f"Try layer.to({str(x.device)!r})."
+            )
+
+    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        return normalize(
+            x,
+            self.coefficients,
+            cells=self.cells,
+            use_moments=self.uses_moments(),
+            residual=residual,
+            activation=activation,
+        )
+
+    def _empty(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        """An empty batch: nothing to normalize, but every parameter gets a gradient of zero."""
+        check_epilogue(x, residual, activation)
+        nothing = sum((p.sum() * 0 for p in self.parameters()), x.new_zeros(()))
+        return epilogue(x.clone() + nothing.to(x.dtype), residual, activation)
+
+    @property
+    def _title(self) -> str:
+        return type(self).__name__
+
+    def _new(self, value: float, *shape: int) -> nn.Parameter:
+        """A parameter filled with a value; one entry a channel unless a shape is given."""
+        return nn.Parameter(torch.full(shape or (self.channels,), value, **self._factory))  # type: ignore[arg-type]
+
+    def _statistic(self, value: float, *shape: int) -> Tensor:
+        """A table for a buffer: float32 or wider, whatever the type of the parameters."""
+        dtype = statistics_dtype(self._factory["dtype"] or torch.get_default_dtype())  # type: ignore[arg-type]
+        size = shape or (self.channels,)
+        return torch.full(size, value, device=self._factory["device"], dtype=dtype)  # type: ignore[arg-type]
+
+    def _choice(self, option: str, value: Any, known: tuple[Any, ...]) -> Any:
+        """The value of an option that must be one of a few."""
+        if value not in known:
+            hint = nearest(str(value), [str(k) for k in known])
+            raise OptionError(f"{self._title} got {option}={value!r}. {hint}")
+        return value
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        # half() and bfloat16() must not narrow statistics: they would stop moving
+        tables = {k: b for k, b in self._buffers.items() if b is not None and b.is_floating_point()}
+        super()._apply(fn, recurse)
+        for name, table in tables.items():
+            moved = self._buffers[name]
+            assert moved is not None
+            wide = statistics_dtype(moved.dtype)
+            if moved.dtype != wide:
+                self._buffers[name] = table.to(device=moved.device, dtype=wide)
+        return self
+
+
+def positive(value: Any, option: str, owner: nn.Module) -> int:
+    """A positive integer, or an error that names the option."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(
+            f"{type(owner).__name__} expects {option} to be a positive integer, got {value!r}."
+        )
+    return value
+
+
+def _channel_hint(x: Tensor, channels: int) -> str:
+    if x.dim() == 1 and x.shape[0] == channels:
+        return " Try x.unsqueeze(0): the batch axis is missing."
+    if x.dim() == 3 and x.shape[0] == channels:
+        return " Try x.unsqueeze(0): the batch axis is missing."
+    if x.dim() > 2 and x.shape[-1] == channels:
+        return " Try x.movedim(-1, 1): the channels seem to be last."
+    return ""

@@ -1,0 +1,214 @@
+"""What the normalizers that pool over samples share: running statistics."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from normkit.core.moments import Moments, spread
+from normkit.core.naming import title
+from normkit.core.running import all_finite, blend, is_recomputation
+from normkit.core.trained import TrainedBN
+from normkit.errors import NonFiniteWarning, OptionError, ShapeError
+from normkit.layers.base import Normalizer, positive
+
+
+class BatchNormalizer(Normalizer):
+    """A normalizer with statistics of the batch in training and running ones in eval mode.
+
+    Common options beside those of every layer:
+        momentum: the weight of the new value; None averages all batches equally.
+        track_running_stats: without them, eval mode uses the batch too.
+        virtual_batch: statistics of each run of k samples alone, as k images a worker would see.
+        running_var_correction: 1 stores the unbiased variance as torch.nn does, 0 the biased one.
+        on_single: "error", or "running" to fall back to the running statistics when a channel
+            has a single value, as in a last batch of one.
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+    nonfinite_batches: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        momentum: float | None = 0.1,
+        track_running_stats: bool = True,
+        virtual_batch: int | None = None,
+        running_var_correction: int = 1,
+        on_single: str = "error",
+        **options: Any,
+    ) -> None:
+        super().__init__(channels, **options)
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise OptionError(
+                f"{self._title} expects momentum between 0 and 1 (the weight of the new value) "
+                f"or None, got {momentum!r}."
+            )
+        self.momentum = momentum
+        self.track_running_stats = track_running_stats
+        self.virtual_batch = (
+            None if virtual_batch is None else positive(virtual_batch, "virtual_batch", self)
+        )
+        self.running_var_correction = self._choice(
+            "running_var_correction", running_var_correction, (1, 0)
+        )
+        self.on_single = self._choice("on_single", on_single, ("error", "running"))
+        size = self.statistics_size()
+        track = track_running_stats
+        self.register_buffer("running_mean", self._statistic(0.0, size) if track else None)
+        self.register_buffer("running_var", self._statistic(1.0, size) if track else None)
+        count = torch.zeros((), dtype=torch.long, device=self._factory["device"])  # type: ignore[arg-type]
+        self.register_buffer("num_batches_tracked", count if track else None)
+        self.register_buffer("nonfinite_batches", count.clone(), persistent=False)
+        self._warned = False
+
+    def statistics_size(self) -> int:
+        """How many running means there are."""
+        return self.channels
+
+    def uses_batch(self) -> bool:
+        """Whether the statistics come from the batch: in training, or where none are kept."""
+        return self.training or self.running_mean is None
+
+    def uses_moments(self) -> bool:
+        return self.uses_batch()
+
+    def statistics(self, moments: Moments | None) -> Moments:
+        """Mean and variance per channel, tables (1, C) or (N, C): of the batch, or running ones."""
+        if moments is None or not self.uses_batch() or self.single(moments):
+            return self.running()
+        pooled = moments.pooled(samples=self.virtual_batch)
+        self.track(pooled)
+        return self.each_sample(pooled, moments)
+
+    def each_sample(self, pooled: Moments, moments: Moments) -> Moments:
+        """Statistics of runs, repeated for each sample of the run."""
+        samples = moments.mean.shape[0]
+        k = self.virtual_batch or samples
+        mean, var = (spread(t, samples=samples, runs_of=k) for t in (pooled.mean, pooled.var))
+        return Moments(mean, var, pooled.count)
+
+    def running(self) -> Moments:
+        """The running statistics as tables (1, C), copied: autograd must not meet a later update."""
+        if self.running_mean is None or self.running_var is None:
+            raise OptionError(
+                f"{title(self)} keeps no running statistics. Try track_running_stats=True."
+            )
+        count = 1
+        return Moments(self.running_mean.clone()[None], self.running_var.clone()[None], count)
+
+    def single(self, moments: Moments) -> bool:
+        """Whether a channel has one value only, so that it has no variance; an error by default."""
+        samples = moments.mean.shape[0]
+        k = min(self.virtual_batch or samples, samples)
+        least = samples % k or k  # the last run may be shorter
+        if moments.count * least > 1:
+            return False
+        if self.on_single == "error" or self.running_mean is None:
+            raise ShapeError(
+                f"{title(self)} expects more than one value per channel in training, got "
+                f"{least} sample(s) with {moments.count} position(s). Try a larger batch, "
+                'drop_last=True, on_single="running", or a layer without batch statistics '
+                "such as gn."
+            )
+        return True
+
+    def track(self, pooled: Moments) -> None:
+        """Let the statistics of a training batch, tables (R, C), enter the running ones."""
+        if self.training and self.running_mean is not None:
+            mean = over_runs(pooled.mean, pooled)
+            var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
+            self.remember(running_mean=mean, running_var=var)
+
+    def remember(self, *, only: Tensor | None = None, **new: Tensor) -> None:
+        """Blend new values into the buffers of these names, in a way that cannot harm them.
+
+        A batch with a value that is not finite is counted and left out, whole. A forward that
+        activation checkpointing computes again changes nothing. ``only`` is a condition on the
+        device under which the batch counts at all.
+        """
+        if is_recomputation():
+            return
+        with torch.no_grad():
+            good = all_finite(new.values())
+            assert self.num_batches_tracked is not None
+            self.nonfinite_batches += ~good
+            self.num_batches_tracked += good
+            weight = self.blend_weight()
+            where = good if only is None else good & only
+            for name, value in new.items():
+                blend(getattr(self, name), value, weight, where)
+        if not (torch.compiler.is_compiling() or good.device.type != "cpu" or good):
+            self.report()
+
+    def blend_weight(self) -> float | Tensor:
+        """The weight of the new value."""
+        if self.momentum is not None:
+            return self.momentum
+        assert self.num_batches_tracked is not None
+        return 1.0 / self.num_batches_tracked.clamp(min=1)
+
+    def report(self) -> None:
+        """Warn, once a layer, that batches were left out of the running statistics."""
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{title(self)} met a batch whose statistics are not finite and left it out of the "
+            "running statistics. Look for overflow or a learning rate that is too high; "
+            "layer.nonfinite_batches counts such batches.",
+            NonFiniteWarning,
+            stacklevel=2,
+        )
+
+    def train(self, mode: bool = True) -> Self:
+        # on an accelerator the count is only read here, so that no step waits for the host
+        count = self.nonfinite_batches
+        if count.device.type not in ("cpu", "meta") and not self._warned and int(count):
+            self.report()
+        return super().train(mode)
+
+    def reset_running_stats(self) -> None:
+        """Forget all batches."""
+        if self.running_mean is not None and self.running_var is not None:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.zero_()
+
+    def start_from(self, bn: TrainedBN) -> None:
+        super().start_from(bn)
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.running_mean.copy_(bn.mean)
+        self.running_var.copy_(bn.var)
+        self.num_batches_tracked.copy_(bn.batches)
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
+        return {**super().options_from(bn), "momentum": bn.momentum}
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        # checkpoints of other tools often lack the counter; torch.nn fills it in as well
+        key = prefix + "num_batches_tracked"
+        if self.num_batches_tracked is not None and key not in state_dict:
+            state_dict[key] = torch.zeros_like(self.num_batches_tracked)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def over_runs(table: Tensor, pooled: Moments) -> Tensor:
+    """The average (C,) of a table (R, C) over the runs, each weighted by how many values it has."""
+    if table.shape[0] == 1:
+        return table[0]
+    if isinstance(pooled.count, Tensor):
+        weight = pooled.count.to(table.dtype)
+        return (table * weight).sum(0) / weight.sum(0)
+    return table.mean(0)
