@@ -22,15 +22,17 @@ def resolve_groups(
 ) -> int:
     """The number of groups to use.
 
-    ``None`` asks for the usual 32 and takes what fits: at most one group a channel, then the
-    greatest common divisor. A number is a wish: it must divide the channels, unless ``policy``
-    says how to bend it. ``clip_to_channels`` lowers a number above the channels to the channels
-    (as the code of estimation-shift does) and is an error otherwise.
+    ``None`` takes the usual 32, or four channels a group where that would leave fewer than two,
+    and of that the greatest common divisor with the channels: a group of one channel would be
+    instance norm, and erase an input (N, C). A number is a wish: it must divide the channels,
+    unless ``policy`` says how to bend it. ``clip_to_channels`` lowers a number above the channels
+    to the channels, as the code of estimation-shift does, and is an error otherwise.
     """
     if policy not in POLICIES:
         raise OptionError(f"Unknown group policy {policy!r}. {nearest(policy, POLICIES)}")
     if groups is None:
-        return math.gcd(channels, min(USUAL_GROUPS, channels))
+        wish = USUAL_GROUPS if channels >= 2 * USUAL_GROUPS else max(1, channels // 4)
+        return math.gcd(channels, wish)
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
         raise OptionError(f"{owner} expects groups to be a positive integer, got {groups!r}.")
     if policy == "clip_to_channels":

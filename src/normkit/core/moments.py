@@ -76,21 +76,20 @@ class Moments:
         return Moments(center.flatten(1), spread, self.count * samples * channels)
 
     def pooled_by(self, group: Tensor, groups: int) -> Moments:
-        """Pool all samples, and the cells k of equal ``group[k]``: tables (1, groups).
+        """Pool the cells k of equal ``group[k]``, row by row: tables (N, groups).
 
         For cells of unequal size, so every entry is weighted by its count.
         """
-        n = self.mean.shape[0]
+
+        def total(table: Tensor) -> Tensor:
+            return table.new_zeros(table.shape[0], groups).index_add(1, group, table)
+
         weight = torch.as_tensor(self.count, device=self.mean.device).to(self.mean.dtype)
-        weight = weight.expand_as(self.mean[0])
-
-        def total(table: Tensor) -> Tensor:  # (K,) -> (1, groups)
-            return table.new_zeros(groups).index_add(0, group, table).unsqueeze(0)
-
-        count = n * total(weight)
-        mean = total(weight * self.mean.sum(0)) / count
+        weight = weight.expand_as(self.mean)
+        count = total(weight)
+        mean = total(weight * self.mean) / count
         inside = self.var + (self.mean - mean[:, group]).square()
-        return Moments(mean, total(weight * inside.sum(0)) / count, count)
+        return Moments(mean, total(weight * inside) / count, count)
 
     def standardizing(self, eps: float) -> Coefficients:
         """The map that brings these moments to mean 0 and variance var / (var + eps)."""
@@ -103,9 +102,9 @@ class Moments:
 
 
 def _column(moments: Moments) -> Tensor:
-    """The counts as a column (R, 1), so that runs of unequal length can be joined."""
+    """The counts as a column (R, 1), or a table (R, K), so that unequal runs can be joined."""
     count = torch.as_tensor(moments.count, device=moments.mean.device)
-    return count.expand(moments.mean.shape[0], 1)
+    return count.expand(moments.mean.shape[0], count.shape[-1] if count.dim() else 1)
 
 
 def spread(table: Tensor, *, samples: int, runs_of: int = 1, groups_of: int = 1) -> Tensor:

@@ -12,7 +12,7 @@ from normkit.errors import OptionError
 
 @dataclass(frozen=True)
 class TrainedBN:
-    """The facts of a batch norm with running statistics. Missing weight and bias read as 1 and 0."""
+    """A batch norm with running statistics. Missing weight and bias read as 1 and 0."""
 
     weight: Tensor  # (C,)
     bias: Tensor  # (C,)

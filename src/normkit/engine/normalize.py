@@ -156,16 +156,12 @@ class _Affine(torch.autograd.Function):
         layout, act = ctx.layout, ctx.act
         dx = da = db = dr = None
         if needs_scale or needs_shift or (needs_residual and act != "none"):
-            da, db, dr = passes.sums(
-                grad, x, scale, shift, residual, act, layout, needs_residual
-            )
+            da, db, dr = passes.sums(grad, x, scale, shift, residual, act, layout, needs_residual)
         elif needs_residual:
             dr = grad
         if needs_x and ctx.link is not None:
             ctx.link.map = (scale, shift, residual, act)
             dx = grad
         elif needs_x:
-            dx = passes.input_gradient(
-                grad, x, scale, shift, residual, act, None, None, layout
-            )
+            dx = passes.input_gradient(grad, x, scale, shift, residual, act, None, None, layout)
         return dx, None, da, db, dr, None, None, None

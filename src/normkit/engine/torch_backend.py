@@ -115,12 +115,6 @@ def input_gradient(
     return out
 
 
-def weighted_sum(x: Tensor, weight: Tensor, layout: Layout) -> Tensor:
-    """Σ_n weight[n] · x_n as one flat vector in the order of memory: one read of x."""
-    flat = layout.view(x).reshape(weight.shape[0], -1)
-    return torch.mv(flat.to(weight.dtype).mT, weight)
-
-
 def _before(
     g: Tensor,
     part: Tensor,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -14,15 +13,16 @@ from normkit.core.card import Card
 from normkit.core.layout import Channels, Layout
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
+from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
 from normkit.core.trained import TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
-from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError, nearest
+from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 
 
-class Normalizer(nn.Module):
+class Normalizer(Configured):
     """A layer y = a·x + b whose tables come from ``coefficients(moments)``.
 
     A subclass owns its parameters and buffers and writes that one method.
@@ -43,7 +43,7 @@ class Normalizer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.channels = positive(channels, "channels", self)
+        self.channels = self._positive("channels", channels)
         if not (math.isfinite(eps) and eps >= 0):
             raise OptionError(f"{self._title} expects eps ≥ 0, got {eps!r}.")
         if not math.isfinite(scale_init):
@@ -115,27 +115,6 @@ class Normalizer(nn.Module):
             layer.requires_grad_(False)
         return layer.train(bn.training)
 
-    @classmethod
-    def options(cls) -> dict[str, inspect.Parameter]:
-        """Every keyword option of the class, those of its bases included."""
-        found: dict[str, inspect.Parameter] = {}
-        for ancestor in cls.__mro__:
-            if ancestor is nn.Module:
-                break
-            for name, parameter in inspect.signature(ancestor.__init__).parameters.items():
-                if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                    found.setdefault(name, parameter)
-        return found
-
-    def extra_repr(self) -> str:
-        """The channels, and every option that is not at its default."""
-        said = [str(self.channels)]
-        for name, parameter in self.options().items():
-            value = getattr(self, name, parameter.default)
-            if name not in ("device", "dtype") and value != parameter.default:
-                said.append(f"{name}={value!r}")
-        return ", ".join(said)
-
     # ---------------------------------------------------------------- shared machinery
 
     def check(self, x: Tensor) -> None:
@@ -171,10 +150,6 @@ class Normalizer(nn.Module):
         nothing = sum((p.sum() * 0 for p in self.parameters()), x.new_zeros(()))
         return epilogue(x.clone() + nothing.to(x.dtype), residual, activation)
 
-    @property
-    def _title(self) -> str:
-        return type(self).__name__
-
     def _new(self, value: float, *shape: int) -> nn.Parameter:
         """A parameter filled with a value; one entry a channel unless a shape is given."""
         return nn.Parameter(torch.full(shape or (self.channels,), value, **self._factory))  # type: ignore[arg-type]
@@ -184,13 +159,6 @@ class Normalizer(nn.Module):
         dtype = statistics_dtype(self._factory["dtype"] or torch.get_default_dtype())  # type: ignore[arg-type]
         size = shape or (self.channels,)
         return torch.full(size, value, device=self._factory["device"], dtype=dtype)  # type: ignore[arg-type]
-
-    def _choice(self, option: str, value: Any, known: tuple[Any, ...]) -> Any:
-        """The value of an option that must be one of a few."""
-        if value not in known:
-            hint = nearest(str(value), [str(k) for k in known])
-            raise OptionError(f"{self._title} got {option}={value!r}. {hint}")
-        return value
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # half() and bfloat16() must not narrow statistics: they would stop moving
@@ -203,15 +171,6 @@ class Normalizer(nn.Module):
             if moved.dtype != wide:
                 self._buffers[name] = table.to(device=moved.device, dtype=wide)
         return self
-
-
-def positive(value: Any, option: str, owner: nn.Module) -> int:
-    """A positive integer, or an error that names the option."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(
-            f"{type(owner).__name__} expects {option} to be a positive integer, got {value!r}."
-        )
-    return value
 
 
 def _channel_hint(x: Tensor, channels: int) -> str:

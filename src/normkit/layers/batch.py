@@ -13,7 +13,7 @@ from normkit.core.naming import title
 from normkit.core.running import all_finite, blend, is_recomputation
 from normkit.core.trained import TrainedBN
 from normkit.errors import NonFiniteWarning, OptionError, ShapeError
-from normkit.layers.base import Normalizer, positive
+from normkit.layers.base import Normalizer
 
 
 class BatchNormalizer(Normalizer):
@@ -33,6 +33,9 @@ class BatchNormalizer(Normalizer):
     num_batches_tracked: Tensor | None
     nonfinite_batches: Tensor
 
+    second_buffer = "running_var"  # what is kept beside the mean
+    second_start = 1.0
+
     def __init__(
         self,
         channels: int,
@@ -45,6 +48,9 @@ class BatchNormalizer(Normalizer):
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
+        self._withhold(
+            running_var_correction=(running_var_correction, 1), on_single=(on_single, "error")
+        )
         if momentum is not None and not 0 <= momentum <= 1:
             raise OptionError(
                 f"{self._title} expects momentum between 0 and 1 (the weight of the new value) "
@@ -53,7 +59,7 @@ class BatchNormalizer(Normalizer):
         self.momentum = momentum
         self.track_running_stats = track_running_stats
         self.virtual_batch = (
-            None if virtual_batch is None else positive(virtual_batch, "virtual_batch", self)
+            None if virtual_batch is None else self._positive("virtual_batch", virtual_batch)
         )
         self.running_var_correction = self._choice(
             "running_var_correction", running_var_correction, (1, 0)
@@ -62,7 +68,8 @@ class BatchNormalizer(Normalizer):
         size = self.statistics_size()
         track = track_running_stats
         self.register_buffer("running_mean", self._statistic(0.0, size) if track else None)
-        self.register_buffer("running_var", self._statistic(1.0, size) if track else None)
+        second = self._statistic(self.second_start, size) if track else None
+        self.register_buffer(self.second_buffer, second)
         count = torch.zeros((), dtype=torch.long, device=self._factory["device"])  # type: ignore[arg-type]
         self.register_buffer("num_batches_tracked", count if track else None)
         self.register_buffer("nonfinite_batches", count.clone(), persistent=False)
@@ -95,13 +102,12 @@ class BatchNormalizer(Normalizer):
         return Moments(mean, var, pooled.count)
 
     def running(self) -> Moments:
-        """The running statistics as tables (1, C), copied: autograd must not meet a later update."""
+        """The running statistics, tables (1, C): copies, so that no graph meets a later update."""
         if self.running_mean is None or self.running_var is None:
             raise OptionError(
                 f"{title(self)} keeps no running statistics. Try track_running_stats=True."
             )
-        count = 1
-        return Moments(self.running_mean.clone()[None], self.running_var.clone()[None], count)
+        return Moments(self.running_mean.clone()[None], self.running_var.clone()[None], count=1)
 
     def single(self, moments: Moments) -> bool:
         """Whether a channel has one value only, so that it has no variance; an error by default."""
@@ -176,19 +182,26 @@ class BatchNormalizer(Normalizer):
 
     def reset_running_stats(self) -> None:
         """Forget all batches."""
-        if self.running_mean is not None and self.running_var is not None:
+        if self.running_mean is not None and self.num_batches_tracked is not None:
             self.running_mean.zero_()
-            self.running_var.fill_(1)
-        if self.num_batches_tracked is not None:
+            getattr(self, self.second_buffer).fill_(self.second_start)
             self.num_batches_tracked.zero_()
 
     def start_from(self, bn: TrainedBN) -> None:
         super().start_from(bn)
-        assert self.running_mean is not None and self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.running_mean.copy_(bn.mean)
-        self.running_var.copy_(bn.var)
-        self.num_batches_tracked.copy_(bn.batches)
+        mean, second = self.statistics_from(bn)
+        for name, value in (
+            ("running_mean", mean),
+            (self.second_buffer, second),
+            ("num_batches_tracked", bn.batches),
+        ):
+            buffer = getattr(self, name)
+            if buffer is not None:
+                buffer.copy_(value)
+
+    def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
+        """The running statistics of a trained batch norm, in the form this layer keeps."""
+        return bn.mean, bn.var
 
     @classmethod
     def options_from(cls, bn: TrainedBN) -> dict[str, Any]:

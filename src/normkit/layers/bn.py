@@ -66,6 +66,6 @@ class BN(BatchNormalizer):
 
     def start_from(self, bn: Any) -> None:
         super().start_from(bn)
-        if self.form != "standard" and self.bias is not None:
+        if self.form != "standard" and self.weight is not None and self.bias is not None:
             # weight · (x̂ + bias / weight); where the weight is zero the bias cannot be carried
             self.bias.div_(self.weight).nan_to_num_(0.0, 0.0, 0.0)

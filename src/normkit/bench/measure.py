@@ -1,0 +1,153 @@
+"""Time, memory and kernels of a training step."""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+Step = Callable[[], object]
+
+STEPS = 20  # on a GPU, steps between two events: one step is too short for their resolution
+LEAST = 0.005  # seconds: on a CPU, steps are repeated until they take as long as this
+
+
+def keep_memory() -> bool:
+    """Let malloc keep what is freed instead of giving it back to the system; False where it cannot.
+
+    Pages fresh from the system cost more than a normalizer does, and who pays for them depends
+    on who ran before: without this, equal layers differ by a factor of two.
+    """
+    no_mapping, no_trimming = (-4, 0), (-1, 2**31 - 1)  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library
+        return False
+    return all(set_option(*option) == 1 for option in (no_mapping, no_trimming))
+
+
+def training_step(module: nn.Module, x: Tensor, dy: Tensor) -> Step:
+    """Forward, and backward to the input and all parameters that are trained."""
+    wanted = [x, *(p for p in module.parameters() if p.requires_grad)]
+
+    def step() -> tuple[Tensor, ...]:
+        y = module(x)
+        return (y, *torch.autograd.grad(y, wanted, dy, allow_unused=True))
+
+    return step
+
+
+def seconds(steps: Sequence[Step], repeats: int, device: torch.device) -> list[float]:
+    """Median seconds of each step. They take turns, so that a busy machine slows all alike."""
+    timed = _events if device.type == "cuda" else _clock
+    for step in steps:  # caches, allocators and clocks warm up
+        step()
+        step()
+    counts = [STEPS if device.type == "cuda" else _enough(step) for step in steps]
+    found: list[list[float]] = [[] for _ in steps]
+    for _ in range(repeats):
+        for step, count, times in zip(steps, counts, found, strict=True):
+            times.append(timed(step, count))
+    return [statistics.median(times) for times in found]
+
+
+def _enough(step: Step) -> int:
+    return max(1, int(LEAST / _clock(step, 1)))
+
+
+def _clock(step: Step, count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    return (time.perf_counter() - start) / count
+
+
+def _events(step: Step, count: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        step()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000 / count
+
+
+def replayed(step: Step) -> Step | None:
+    """The step as a CUDA graph, whose replay costs GPU time only; None where it cannot be one."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # capture wants a warm-up on a stream of its own
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+    except RuntimeError:  # the step waits for the GPU somewhere
+        torch.cuda.synchronize()
+        return None
+    return graph.replay
+
+
+def saved_bytes(module: nn.Module, x: Tensor) -> int:
+    """Bytes that a forward keeps alive for its backward, each storage once, parameters left out.
+
+    The input counts where it is kept: a batch norm that keeps its input alone has one input's.
+    """
+    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+    kept: dict[int, int] = {}
+    alive = []  # until all is counted: a freed address could be given out again
+
+    def note(t: Tensor) -> Tensor:
+        alive.append(t.detach())
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        module(x)
+    return sum(kept.values())
+
+
+def peak_bytes(step: Step) -> int:
+    """Most GPU memory in use during a step, beyond what was there before."""
+    step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def kernels(step: Step) -> int | None:
+    """How many kernels a step launches on the GPU; None where the profiler is not available."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    found = None
+    with suppress(RuntimeError):
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as record:
+            step()
+            torch.cuda.synchronize()
+        found = sum(
+            event.device_type == DeviceType.CUDA and not event.name.startswith(("Mem", "gpu_"))
+            for event in record.events() or ()
+        )
+    return found
+
+
+def copy_rate(device: torch.device, size: int = 1 << 30) -> float:
+    """Bytes a second, read plus written, of a large copy on the GPU."""
+    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    (taken,) = seconds([lambda: target.copy_(source)], 5, device)
+    return 2 * size / taken

@@ -1,0 +1,165 @@
+"""A run as text, Markdown or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from normkit.bench.records import BASELINE, LIMIT, NORMKIT, Cell, Row, Run, Table
+
+OUTSIDE = "*"
+MISSING = "–"
+
+# what is shown of a cell, given that of nn.BatchNorm2d
+Show = Callable[[Cell, Cell], str]
+
+
+def _times(ours: float | None, baseline: float | None) -> str:
+    if ours is None:
+        return MISSING
+    ratio = f"{ours / baseline:5.2f}x" if baseline else MISSING
+    return f"{1000 * ours:8.3f} {ratio}"
+
+
+def _grids(table: Table) -> list[tuple[str, Show]]:
+    """The grids to show for a table: what each says, and its cells."""
+    on_gpu = any(cell.peak_bytes is not None for row in table.rows for cell in row.cells.values())
+    grids: list[tuple[str, Show]] = [
+        (
+            "Training step: forward, and backward to the input and all parameters. "
+            f"Milliseconds, and times {BASELINE} in the same turns"
+            + (" (events around steps: launches and waiting for the host included)" * on_gpu),
+            lambda cell, base: _times(cell.seconds, base.seconds),
+        )
+    ]
+    if on_gpu:
+        grids += [
+            (
+                "The same step replayed as a CUDA graph: GPU time alone. "
+                f"Milliseconds, and times {BASELINE}",
+                lambda cell, base: _times(cell.replay_seconds, base.replay_seconds),
+            ),
+            (
+                "Peak memory of a step beyond input and gradient, MiB",
+                lambda cell, base: (
+                    MISSING if cell.peak_bytes is None else f"{cell.peak_bytes / 2**20:.1f}"
+                ),
+            ),
+            (
+                "Kernels launched by a step",
+                lambda cell, base: MISSING if cell.kernels is None else str(cell.kernels),
+            ),
+        ]
+    grids.append(
+        (
+            "Kept for backward, bytes per byte of input (each storage once, parameters left out)",
+            lambda cell, base: f"{cell.saved_per_input_byte:.2f}",
+        )
+    )
+    return grids
+
+
+def _lines(table: Table, show: Show) -> list[list[str]]:
+    """Header and rows of a grid."""
+    columns = table.contestants
+    lines = [["layer", *columns]]
+    for row in table.rows:
+        name = row.layer + ("" if row.family else OUTSIDE)
+        if not row.cells:
+            lines.append([name, *[MISSING] * len(columns)])
+            continue
+        base = row.cells[BASELINE]
+        shown = (show(row.cells[c], base) if c in row.cells else MISSING for c in columns)
+        lines.append([name, *shown])
+    return lines
+
+
+def _floor(table: Table, floor: float) -> str:
+    """How far a GPU is from eight passes over memory at the rate of a copy."""
+    near = [_near(row, floor) for row in table.rows]
+    return (
+        f"Memory floor, 8 passes at the measured copy rate: {1000 * floor:.3f} ms. "
+        "Replay of the normkit layer over floor: " + ", ".join(said for said in near if said)
+    )
+
+
+def _near(row: Row, floor: float) -> str:
+    cell = row.cells.get(NORMKIT)
+    if cell is None or cell.replay_seconds is None:
+        return ""
+    return f"{row.layer} {cell.replay_seconds / floor:.2f}x"
+
+
+def _notes(table: Table) -> list[str]:
+    notes = [f"{row.layer}: {row.note}" for row in table.rows if row.note]
+    if any(not row.family for row in table.rows):
+        notes.append(
+            f"{OUTSIDE} outside the family: not three passes forward and five backward, "
+            f"so not held to {LIMIT}x"
+        )
+    if table.floor is None:
+        notes.append(f"Kernels launched, peak memory, graph replay: {MISSING} (on a GPU only)")
+    else:
+        notes.append(_floor(table, table.floor))
+    return notes
+
+
+def environment(run: Run) -> str:
+    return ", ".join(f"{name} {value}" for name, value in run.environment.items())
+
+
+def text(table: Table) -> str:
+    """A table for the terminal."""
+    said = [f"== {table.setting} =="]
+    for title, show in _grids(table):
+        lines = _lines(table, show)
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        said += ["", title + ":"]
+        for line in lines:
+            first, *rest = (f"{c:>{w}}" for c, w in zip(line, widths, strict=True))
+            said.append("  ".join([line[0].ljust(len(first)), *rest]))
+    return "\n".join([*said, "", *_notes(table)])
+
+
+def markdown(run: Run) -> str:
+    said = ["# normkit benchmark", "", environment(run), "", run.summary(), ""]
+    for table in run.tables:
+        said += [f"## {table.setting}", ""]
+        for title, show in _grids(table):
+            header, *lines = _lines(table, show)
+            rule = ["---", *["---:"] * (len(header) - 1)]
+            grid = (header, rule, *lines)
+            said += [title + ".", ""]
+            said += ["| " + " | ".join(" ".join(c.split()) for c in line) + " |" for line in grid]
+            said.append("")
+        said += [f"- {note}" for note in _notes(table)] + [""]
+    said += [f"- {remark}" for remark in run.remarks]
+    return "\n".join(said).rstrip() + "\n"
+
+
+def as_json(run: Run) -> str:
+    """Every number, unrounded: one record a layer, contestant and setting."""
+    results: list[dict[str, Any]] = [
+        {
+            "shape": list(table.setting.shape),
+            "format": table.setting.format,
+            "dtype": str(table.setting.dtype).removeprefix("torch."),
+            "layer": row.layer,
+            "family": row.family,
+            "contestant": contestant,
+            **vars(cell),
+            "times_batch_norm": cell.seconds / row.cells[BASELINE].seconds,
+            "floor_seconds": table.floor,
+        }
+        for table in run.tables
+        for row in table.rows
+        for contestant, cell in row.cells.items()
+    ]
+    whole = {
+        "environment": run.environment,
+        "summary": run.summary(),
+        "remarks": run.remarks,
+        "results": results,
+    }
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,89 @@
+"""Every layer of the catalog once more, as one would write it from its paper.
+
+``plain(layer)`` is a module with the layer's own parameters and a copy of its buffers. Its
+formulas use mean and var over axes and elementwise arithmetic, and nothing of the engine: what
+they cost is what the engine saves, and where they disagree one of the two is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from normkit.bench import mixtures, of_the_batch, of_the_sample
+from normkit.bench.pieces import State
+from normkit.errors import OptionError
+from normkit.layers.base import Normalizer
+
+Formula = Callable[[State, Tensor], Tensor]
+
+FORMULAS: dict[str, Formula] = {
+    "bn": of_the_batch.bn,
+    "input_norm": of_the_batch.bn,
+    "frozen_bn": of_the_batch.frozen_bn,
+    "ghost_bn": of_the_batch.ghost_bn,
+    "batch_renorm": of_the_batch.batch_renorm,
+    "shifted_bn": of_the_batch.shifted_bn,
+    "rbn": of_the_batch.rbn,
+    "iebn": of_the_batch.iebn,
+    "bnet": of_the_batch.bnet,
+    "ubn": of_the_batch.ubn,
+    "gn": of_the_sample.gn,
+    "ln": of_the_sample.ln,
+    "in": of_the_sample.instance,
+    "pn": of_the_sample.pn,
+    "gw": of_the_sample.gw,
+    "ibn": mixtures.ibn,
+    "sn": mixtures.sn,
+    "ssn": mixtures.ssn,
+    "dn": mixtures.dn,
+    "bgn": mixtures.bgn,
+    "gbgn": mixtures.gbgn,
+    "bcn": mixtures.bcn,
+}
+
+# attributes of a layer that a formula reads, or that change nothing it computes
+FOLLOWED = frozenset(
+    "channels training eps affine scale_init momentum on_single groups "
+    "group_policy ratio split kernel_size init affine_init tau score_decay iterations mean_spread "
+    "std_spread seed sigma_act r_max d_max r_ramp d_ramp batch start anneal_steps".split()
+)
+
+
+class Plain(nn.Module):
+    """A formula over the parameters of a layer."""
+
+    def __init__(self, layer: Normalizer, formula: Formula) -> None:
+        super().__init__()
+        for name, value in vars(layer).items():
+            if not name.startswith("_"):  # options and what the layer made of them
+                setattr(self, name, value)
+        for name, parameter in layer.named_parameters():
+            self.register_parameter(name, parameter)
+        for name, buffer in layer.named_buffers():
+            self.register_buffer(name, buffer.clone())
+        for name in {**layer._parameters, **layer._buffers}:
+            if not hasattr(self, name):
+                setattr(self, name, None)
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        # statistics of half-precision inputs are taken in float32, as everywhere
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return self.formula(self, wide).to(x.dtype)
+
+
+def plain(layer: Normalizer) -> Plain:
+    """The straightforward version of a layer: its parameters, its mode, a copy of its buffers."""
+    name = layer.card.name
+    followed = FOLLOWED | {"virtual_batch"} if name == "ghost_bn" else FOLLOWED
+    usual = vars(type(layer)(layer.channels))
+    for option, value in vars(layer).items():
+        if not (option.startswith("_") or option in followed or value == usual.get(option)):
+            raise OptionError(
+                f"There is no straightforward version of {name} with {option}={value!r}. "
+                f"Try the default, {usual.get(option)!r}."
+            )
+    return Plain(layer, FORMULAS[name])

@@ -1,0 +1,25 @@
+"""The depthwise convolution that follows the affine map in bnet and ubn."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+_CONVOLUTION = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Each channel convolved with its own kernel (C, 1, *k), zero padding, size unchanged.
+
+    A tensor (N, C) is a map of one position. Under autocast the types follow autocast's rule for
+    convolutions; otherwise the kernel is used in x's type.
+    """
+    dims = weight.dim() - 2
+    flat = x.dim() == 2
+    if flat:
+        x = x.reshape(*x.shape, *(1,) * dims)
+    padding = [k // 2 for k in weight.shape[2:]]
+    weight = weight.to(x.dtype)
+    bias = None if bias is None else bias.to(x.dtype)
+    y = _CONVOLUTION[dims](x, weight, bias, padding=padding, groups=x.shape[1])
+    return y.flatten(1) if flat else y

@@ -1,0 +1,177 @@
+"""bgn: batch group normalization, statistics over the batch and any number of groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from normkit.core.card import Card
+from normkit.core.groups import largest_divisor, resolve_groups
+from normkit.core.layout import Channels, Layout, Pieces
+from normkit.core.moments import Coefficients, Moments
+from normkit.core.naming import title
+from normkit.core.pieces import Cut, cut
+from normkit.core.trained import TrainedBN
+from normkit.engine.normalize import normalize
+from normkit.errors import ShapeError
+from normkit.layers.batch import BatchNormalizer
+
+
+class BGN(BatchNormalizer):
+    """Batch group normalization.
+
+    Formula, with the D = C·H·W values of a sample, in that order, cut into ``groups`` runs:
+        y = weight · (x − mean_g) / √(var_g + eps) + bias, weight and bias per channel
+
+    Statistics: one mean and variance per group, over the batch and the values of the group;
+    eval mode uses running ones, tables (groups,). groups = C is bn; fewer pool whole channels;
+    more cut each channel into strips of consecutive positions, so the map depends on position;
+    groups = 1 is one mean and variance for the whole layer.
+
+    Shapes: (N, C, *spatial) with groups ≤ C·H·W to the same; sizes may vary.
+
+    Use when: batches of 2 to 128 a worker: few groups for small batches, many for large ones
+    (the paper's table for ResNet-50: 2 → 1, 4 → 2, 8 → 16, 16 → 64, 32 → 128, 64 → 256,
+    128 → 512).
+    Avoid when: groups cut channels unevenly and speed matters: that takes the general path.
+
+    Paper: Zhou et al. 2020. Its S = M/G is a misprint for D/G; eps, momentum and uneven groups
+    are not stated. ``remainder="balanced"`` puts value d into group ⌊d·G/D⌋, so sizes differ by
+    at most one; "error" refuses; "largest_divisor" lowers groups to whole channels or equal
+    numbers of strips.
+
+    from_batch_norm takes groups = C unless told otherwise, and is then exact; with fewer groups
+    it pools the channels' running statistics.
+
+    >>> import torch, normkit as nk
+    >>> x = torch.randn(4, 8, 5, 5)
+    >>> torch.allclose(nk.BGN(8, groups=8)(x), nk.BN(8)(x), atol=1e-5)
+    True
+    """
+
+    card = Card(
+        name="bgn",
+        title="Batch Group Normalization",
+        paper="Zhou et al. 2020 (bgn)",
+        pools_samples=True,
+        exact_from_bn=True,
+    )
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        groups: int | None = None,
+        remainder: str = "balanced",
+        **options: Any,
+    ) -> None:
+        self.remainder = remainder
+        if groups is None:
+            self.groups = resolve_groups(channels, None, owner="BGN")
+        else:
+            self.groups = self._positive("groups", groups)
+            if remainder == "largest_divisor":
+                fewer = groups <= channels
+                self.groups = (
+                    largest_divisor(channels, groups) if fewer else groups - groups % channels
+                )
+        super().__init__(channels, **options)
+        self._choice("remainder", remainder, ("balanced", "error", "largest_divisor"))
+
+    def statistics_size(self) -> int:
+        return self.groups
+
+    def check_size(self, x: Tensor) -> None:
+        total = x[0].numel()
+        if self.groups > total:
+            raise ShapeError(
+                f"{title(self)} has {self.groups} groups, but a sample {tuple(x.shape[1:])} has "
+                f"only {total} values. Try groups={min(self.channels, total)}."
+            )
+        if self.remainder != "balanced" and total % self.groups:
+            raise ShapeError(
+                f"{title(self)} with remainder={self.remainder!r} expects the {total} values of "
+                f"a sample {tuple(x.shape[1:])} to divide into {self.groups} groups. "
+                'Try remainder="balanced".'
+            )
+
+    # Three ways to cut: whole channels, equal strips of channels, or uneven pieces of them.
+
+    def strips(self, positions: int) -> int | None:
+        """Into how many equal strips each channel is cut; None if the cut is uneven."""
+        if self.channels % self.groups == 0:
+            return 1
+        strips, rest = divmod(self.groups, self.channels)
+        return None if rest or positions % strips else strips
+
+    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        positions = x[0, 0].numel()
+        strips = self.strips(positions)
+        pieces = None
+        if strips is None:
+            pieces = cut(self.channels, positions, self.groups, x.device)
+
+        def cells(x: Tensor) -> Layout:
+            return Channels(x, strips or 1) if pieces is None else Pieces(x, *pieces[:2])
+
+        return normalize(
+            x,
+            lambda moments: self.map_of(moments, strips or 1, pieces),
+            cells=cells,
+            use_moments=self.uses_moments(),
+            residual=residual,
+            activation=activation,
+        )
+
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        """The map for whole channels, where the positions do not matter."""
+        return self.map_of(moments, 1, None)
+
+    def map_of(self, moments: Moments | None, strips: int, pieces: Cut | None) -> Coefficients:
+        """Tables of the cells: channels, strips or pieces."""
+        scale, shift = self.group_statistics(moments, pieces).standardizing(self.eps)
+        weight, bias = self.weight, self.bias
+        if pieces is not None:
+            found = Coefficients(scale[:, pieces.group], shift[:, pieces.group])
+            if weight is None or bias is None:
+                return found
+            return found.then(weight[pieces.channel], bias[pieces.channel])
+        wide = max(self.channels // self.groups, 1)
+        found = Coefficients(*(t.repeat_interleave(wide, dim=1) for t in (scale, shift)))
+        if weight is None or bias is None:
+            return found
+        return found.then(weight.repeat_interleave(strips), bias.repeat_interleave(strips))
+
+    def group_statistics(self, moments: Moments | None, pieces: Cut | None) -> Moments:
+        """Mean and variance of each group, tables (1, G) or (N, G); running ones in eval mode."""
+        if moments is None or not self.uses_batch():
+            return self.running()
+        wide = max(self.channels // self.groups, 1)
+        if pieces is None:
+            if self.single(Moments(moments.mean, moments.var, moments.count * wide)):
+                return self.running()
+            pooled = moments.pooled(samples=self.virtual_batch, channels=wide)
+        else:
+            smallest = int(pieces.piece.numel()) // self.groups
+            if self.single(Moments(moments.mean, moments.var, smallest)):
+                return self.running()
+            rows = moments.pooled(samples=self.virtual_batch)
+            pooled = rows.pooled_by(pieces.group, self.groups)
+        self.track(pooled)
+        return self.each_sample(pooled, moments)
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
+        return {**super().options_from(bn), "groups": bn.channels}
+
+    def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
+        channels = Moments(bn.mean[None], bn.var[None], 1)
+        if self.channels % self.groups == 0:
+            pooled = channels.pooled(channels=self.channels // self.groups)
+            return pooled.mean[0], pooled.var[0]
+        # many positions, so that groups weigh the channels they cut in the right proportion
+        pieces = cut(self.channels, self.groups, self.groups, bn.mean.device)
+        spread = Moments(bn.mean[pieces.channel][None], bn.var[pieces.channel][None], pieces.size)
+        pooled = spread.pooled_by(pieces.group, self.groups)
+        return pooled.mean[0], pooled.var[0]

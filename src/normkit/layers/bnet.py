@@ -1,0 +1,146 @@
+"""bnet: batch normalization with a depthwise convolution as its affine map."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.core.card import Card
+from normkit.core.moments import Coefficients, Moments
+from normkit.core.naming import title
+from normkit.core.trained import TrainedBN
+from normkit.engine.depthwise import depthwise
+from normkit.engine.epilogue import check as check_epilogue
+from normkit.engine.epilogue import epilogue
+from normkit.errors import OptionError, ShapeError
+from normkit.layers.batch import BatchNormalizer
+
+KERNEL_STARTS = ("torch", "dirac", "fan_out", "zero")
+
+
+class BNET(BatchNormalizer):
+    """Batch normalization whose scale and shift see the neighbourhood of a pixel.
+
+    Formula:
+        x̂ = (x − mean) / √(var + eps)
+        y = depthwise convolution of x̂ with weight (C, 1, k, k), zero padding, plus bias
+
+    Statistics: as bn.
+
+    Shapes: (N, C, *spatial) with ``dims`` spatial axes to the same; (N, C) is a map of 1×1.
+    Near the border the kernel sees zeros, so there the map is not affine per channel.
+
+    Use when: a little spatial context in the recovery step is worth 9C parameters.
+    Avoid when: maps are tiny (only the centre tap acts on 1×1), or memory is short: the
+    normalized tensor is stored as well.
+
+    Paper: Xu et al. 2020 (BNET), the affine part of Unified BN. ``kernel_size=1`` is bn. The
+    released code leaves the start of the kernel ambiguous: ``init`` is "torch" (the default of
+    nn.Conv2d), "dirac" (equals bn), "fan_out" (what generic loops over convolutions do) or
+    "zero" (a residual branch that starts at zero).
+
+    >>> import torch, normkit as nk
+    >>> x = torch.randn(4, 8, 5, 5)
+    >>> torch.allclose(nk.BNET(8, init="dirac")(x), nk.BN(8)(x), atol=1e-6)
+    True
+    """
+
+    card = Card(
+        name="bnet",
+        title="Batch Normalization with Enhanced Linear Transformation",
+        paper="Xu et al. 2020",
+        family=False,
+        pools_samples=True,
+        exact_from_bn=True,
+    )
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        kernel_size: int = 3,
+        init: str = "torch",
+        dims: int = 2,
+        **options: Any,
+    ) -> None:
+        super().__init__(channels, **options)
+        self.kernel_size, self.dims = odd(self._positive("kernel_size", kernel_size), self), dims
+        self.init = self._choice("init", init, KERNEL_STARTS)
+        self._choice("dims", dims, (1, 2, 3))
+        if self.affine:
+            kernel = self._new(0.0, channels, 1, *(kernel_size,) * dims)
+            self.weight, self.bias = kernel, self._new(0.0)
+            start_kernel(kernel, self.bias, init, self.scale_init)
+
+    def check_size(self, x: Tensor) -> None:
+        check_dims(x, self.dims, self)
+
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        return self.statistics(moments).standardizing(self.eps)
+
+    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        if self.weight is None:
+            return super()._normalize(x, residual, activation)
+        check_epilogue(x, residual, activation)
+        standardized = super()._normalize(x, None, "none")
+        return epilogue(depthwise(standardized, self.weight, self.bias), residual, activation)
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
+        return {**super().options_from(bn), "init": "dirac"}
+
+    def start_from(self, bn: TrainedBN) -> None:
+        if self.weight is not None and self.bias is not None:
+            kernel = torch.zeros_like(self.weight)
+            centre(kernel).copy_(bn.weight)
+            self.weight.copy_(kernel)
+            self.bias.copy_(bn.bias)
+        weight, self.weight = self.weight, None
+        super().start_from(bn)
+        self.weight = weight
+
+
+def odd(kernel_size: int, owner: nn.Module) -> int:
+    """A kernel size that has a centre."""
+    if kernel_size % 2 == 0:
+        raise OptionError(
+            f"{type(owner).__name__} expects an odd kernel_size, got {kernel_size}. "
+            f"Try {kernel_size + 1}."
+        )
+    return kernel_size
+
+
+def check_dims(x: Tensor, dims: int, owner: nn.Module) -> None:
+    """The kernel has as many axes as the maps, or the maps have none."""
+    if x.dim() not in (2, 2 + dims):
+        raise ShapeError(
+            f"{title(owner)} has a kernel of {dims} spatial axes, got input {tuple(x.shape)}. "
+            f"Try dims={x.dim() - 2}."
+        )
+
+
+def centre(kernel: Tensor) -> Tensor:
+    """The centre taps (C,) of kernels (C, 1, *k), as a view."""
+    for size in kernel.shape[2:]:
+        kernel = kernel.select(2, size // 2)
+    return kernel[:, 0]
+
+
+def start_kernel(kernel: Tensor, bias: Tensor, init: str, scale: float) -> None:
+    """Fill a depthwise kernel and its bias with one of the four readings of the paper."""
+    bound = 1 / math.sqrt(math.prod(kernel.shape[2:]))  # what nn.Conv2d does for fan-in k²
+    with torch.no_grad():
+        kernel.zero_()
+        bias.zero_()
+        if init == "dirac":
+            centre(kernel).fill_(1.0)
+        elif init == "torch":
+            kernel.uniform_(-bound, bound)
+        elif init == "fan_out":
+            nn.init.kaiming_normal_(kernel, mode="fan_out", nonlinearity="relu")
+        if init in ("torch", "fan_out"):
+            bias.uniform_(-bound, bound)
+        kernel.mul_(scale)

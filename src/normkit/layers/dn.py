@@ -1,0 +1,153 @@
+"""dn: dynamic normalization, learned links between samples and channels. A reconstruction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.core.card import Card
+from normkit.core.moments import Coefficients, Moments
+from normkit.core.naming import title
+from normkit.core.trained import TrainedBN
+from normkit.errors import OptionError, ShapeError
+from normkit.layers.batch import BatchNormalizer
+
+GATE = 1e-8  # the sign is the state; the size only has to be small for training to change it
+
+
+class DN(BatchNormalizer):
+    """Dynamic normalization, experimental: which samples and channels share statistics is learned.
+
+    Formula, with m and v the moments of each sample and channel:
+        mean = A m, var = A (v + m²) − mean², A an average over blocks
+        y = weight · (x − mean) / √(var + eps) + bias
+        blocks double in size for every gate that is open: channel_gates over runs of 2, 4, …
+        channels, batch_gates over runs of 2, 4, … samples
+
+    Statistics: in between those of in, gn, ln (channel gates) and bn (batch gates); eval mode
+    uses running statistics per channel as soon as one batch gate is open.
+
+    Shapes: (N, C, *spatial) to the same; C and ``batch`` are powers of two, and in training N
+    is a multiple of ``batch``.
+
+    Use when: exploring which statistics a network would choose.
+    Avoid when: results are to be compared with the paper's.
+
+    Paper: Luo et al. 2019 (ICML). No code was published and its numbers are quoted in ws-bcn:
+    this is a reconstruction from the abstract, with binary gates trained straight through.
+    Only the special cases are tested: ``start`` "in", "ln", "gn" and "bn" (with batch > 1).
+
+    from_batch_norm starts with all batch gates open: exact in eval mode.
+
+    >>> import torch, normkit as nk
+    >>> x = torch.randn(4, 8, 5, 5)
+    >>> torch.allclose(nk.DN(8, start="ln")(x), nk.LN(8)(x), atol=1e-5)
+    True
+    """
+
+    card = Card(
+        name="dn",
+        title="Dynamic Normalization",
+        paper="Luo et al. 2019 (ICML), reconstructed",
+        exact_from_bn=True,
+        experimental=True,
+    )
+    withheld = frozenset({"virtual_batch"})
+    batch_gates: Tensor | None
+    channel_gates: Tensor | None
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        batch: int = 1,
+        start: str = "ln",
+        groups: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(channels, **options)
+        self._withhold(virtual_batch=(self.virtual_batch, None))
+        self.batch = self._positive("batch", batch)
+        self.start = self._choice("start", start, ("ln", "in", "gn", "bn"))
+        if start == "bn" and batch == 1:
+            raise OptionError('DN expects batch > 1 with start="bn", got batch=1.')
+        if start == "gn" and groups is None:
+            groups = min(32, channels)
+        self.groups = groups
+        wide = {"ln": channels, "gn": channels // (groups or 1)}.get(start, 1)
+        if wide < 1 or channels % wide:
+            raise OptionError(f"DN expects groups to divide {channels} channels, got {groups}.")
+        linked = batch if start == "bn" else 1
+        self.register_parameter("channel_gates", self._gates(channels, "channels", wide))
+        self.register_parameter("batch_gates", self._gates(batch, "batch", linked))
+
+    def _gates(self, size: int, option: str, open_blocks: int) -> nn.Parameter | None:
+        """One gate a doubling, the first for neighbours; those within the open blocks are open."""
+        count, open_count = size.bit_length() - 1, open_blocks.bit_length() - 1
+        if size != 1 << count or open_blocks != 1 << open_count:
+            raise OptionError(
+                f"DN expects {option} and its blocks to be powers of two, got {size}."
+            )
+        if count == 0:
+            return None
+        gates = self._new(-GATE, count)
+        with torch.no_grad():
+            gates[:open_count] = GATE
+        return gates
+
+    def uses_moments(self) -> bool:
+        return True
+
+    def check_size(self, x: Tensor) -> None:
+        if self.training and x.shape[0] % self.batch:
+            raise ShapeError(
+                f"{title(self)} links {self.batch} samples and expects a multiple of that in "
+                f"training, got {x.shape[0]}. Try drop_last=True."
+            )
+
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        assert moments is not None
+        mean, var = moments.mean, moments.var
+        pivot = mean.detach().mean()  # near the means, so that the difference below is exact
+        if self.uses_batch():
+            self.track(moments.pooled(samples=None))
+            first = self._linked(mean - pivot, samples=True)
+            second = self._linked(var + (mean - pivot).square(), samples=True)
+        else:
+            if self.batch_gates is not None:
+                running, linked = self.running(), (self.batch_gates >= 0).any()
+                mean = torch.where(linked, running.mean, mean)
+                var = torch.where(linked, running.var, var)
+            first = self._linked(mean - pivot, samples=False)
+            second = self._linked(var + (mean - pivot).square(), samples=False)
+        spread = torch.clamp(second - first.square(), min=0)
+        found = Moments(first + pivot, spread, 1).standardizing(self.eps)
+        return found.then(self.weight, self.bias)
+
+    def _linked(self, table: Tensor, samples: bool) -> Tensor:
+        """The table (N, C) averaged over the blocks that the open gates make."""
+        table = _averaged(table, self.channel_gates)
+        return _averaged(table.mT, self.batch_gates).mT if samples else table  # over (C, N)
+
+    def track(self, pooled: Moments) -> None:
+        if isinstance(pooled.count, int) and pooled.count > 1:
+            super().track(pooled)
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
+        return {**super().options_from(bn), "batch": 2, "start": "bn"}
+
+
+def _averaged(table: Tensor, gates: Tensor | None) -> Tensor:
+    """Rows (…, S) averaged over runs of 2, 4, … entries, a doubling for each open gate."""
+    if gates is None:
+        return table
+    opened = (gates >= 0).to(table.dtype)
+    opened = opened + gates - gates.detach()  # straight through: the gate's gradient is a step's
+    for i, gate in enumerate(opened):
+        pairs = table.unflatten(1, (-1, 2, 1 << i))
+        mean = pairs.mean(2, keepdim=True).expand_as(pairs)
+        table = (pairs + gate * (mean - pairs)).flatten(1)
+    return table

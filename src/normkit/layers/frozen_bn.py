@@ -1,0 +1,75 @@
+"""frozen_bn: batch normalization whose statistics and affine map never change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from normkit.core.card import Card
+from normkit.core.moments import Coefficients, Moments
+from normkit.core.trained import TrainedBN
+from normkit.layers.base import Normalizer
+
+
+class FrozenBN(Normalizer):
+    """A fixed affine map with the names of a batch norm: nothing is learned, nothing is tracked.
+
+    Formula:
+        y = weight · (x − running_mean) / √(running_var + eps) + bias
+
+    Statistics: the stored ones, in train() and in eval(). All four tables are buffers.
+
+    Shapes: (N, C, *spatial) to the same.
+
+    Use when: fine-tuning a detector whose batches are too small to estimate statistics.
+    Avoid when: training from scratch: frozen at its start this layer does nothing.
+
+    Paper: the detection tables of Unified BN and of estimation-shift freeze BN like this. Other
+    code bases drop eps or start running_var at 1 − eps; we keep the eps the layer was trained
+    with, so that the frozen layer equals the trained one.
+
+    >>> import torch, normkit as nk
+    >>> layer = nk.FrozenBN.from_batch_norm(torch.nn.BatchNorm2d(8)).train()
+    >>> len(list(layer.parameters()))
+    0
+    """
+
+    card = Card(
+        name="frozen_bn",
+        title="Frozen Batch Normalization",
+        paper="detection baselines of ubn and estimation-shift",
+        same_in_eval=True,
+        exact_from_bn=True,
+    )
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, *, scale_init: float = 1.0, **options: Any) -> None:
+        super().__init__(channels, **{**options, "affine": False})
+        del self.weight, self.bias
+        self.affine = True
+        self.scale_init = scale_init
+        self.register_buffer("weight", self._statistic(scale_init))
+        self.register_buffer("bias", self._statistic(0.0))
+        self.register_buffer("running_mean", self._statistic(0.0))
+        self.register_buffer("running_var", self._statistic(1.0))
+
+    def uses_moments(self) -> bool:
+        return False
+
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        stored = Moments(self.running_mean[None], self.running_var[None], count=1)
+        return stored.standardizing(self.eps).then(self.weight, self.bias)
+
+    def start_from(self, bn: TrainedBN) -> None:
+        super().start_from(bn)
+        self.running_mean.copy_(bn.mean)
+        self.running_var.copy_(bn.var)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # a batch norm's counter has no meaning here
+        state_dict.pop(prefix + "num_batches_tracked", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,117 @@
+"""gbgn: general batch group normalization, groups of samples and of channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.core.card import Card
+from normkit.core.groups import GroupPolicy, resolve_groups
+from normkit.core.moments import Coefficients, Moments, spread
+from normkit.core.trained import TrainedBN
+from normkit.errors import OptionError
+from normkit.layers.batch import BatchNormalizer
+
+
+class GBGN(BatchNormalizer):
+    """General batch group normalization: between gn (one sample a group) and bn.
+
+    Formula:
+        y = weight · (x − mean) / √(var + eps) + bias
+
+    Statistics: one mean and variance per run of ``examples_per_group`` consecutive samples and
+    group of C / groups consecutive channels; the last run may be shorter. Running mean and
+    running second moment per channel, over the whole batch, are averaged within each group in
+    eval mode, and the variance is their difference: larger than an average of variances, since
+    it contains how the means moved. ``eval_weight`` blends in the moments of the test sample.
+
+    Shapes: (N, C, *spatial) to the same.
+
+    Use when: medium batches; the baseline of bgn.
+    Avoid when: groups of one sample and one channel on small maps.
+
+    Paper: Summers & Dinneen 2020. The "batch groups = batch size" of the bgn paper means the
+    whole batch in one group, the default here: one example a group would be gn, and its printed
+    result equals bgn with 32 groups. Their decay 0.99 is our momentum 0.01. Their decay of
+    weight towards 1 is a matter of the optimizer and not part of the layer.
+
+    from_batch_norm carries weight, bias and both moments; exact where groups = C.
+
+    >>> import torch, normkit as nk
+    >>> x = torch.randn(4, 8, 5, 5)
+    >>> layer = nk.GBGN(8, groups=2, examples_per_group=1)
+    >>> torch.allclose(layer(x), nk.GN(8, groups=2)(x), atol=1e-5)
+    True
+    """
+
+    card = Card(
+        name="gbgn",
+        title="General Batch Group Normalization",
+        paper="Summers & Dinneen 2020",
+        pools_samples=True,
+    )
+    withheld = frozenset({"running_var_correction", "on_single"})
+    second_buffer = "running_second_moment"
+    running_second_moment: Tensor | None
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        groups: int | None = None,
+        group_policy: GroupPolicy = "error",
+        examples_per_group: int | str = "batch",
+        eval_weight: float = 0.0,
+        momentum: float | None = 0.01,
+        **options: Any,
+    ) -> None:
+        super().__init__(channels, momentum=momentum, **options)
+        self.group_policy = group_policy
+        self.groups = resolve_groups(channels, groups, group_policy, owner="GBGN")
+        if examples_per_group != "batch":
+            self._positive("examples_per_group", examples_per_group)
+        if not 0 <= eval_weight <= 1:
+            raise OptionError(f"GBGN expects eval_weight between 0 and 1, got {eval_weight!r}.")
+        self.examples_per_group = examples_per_group
+        self.eval_weight = eval_weight
+
+    def uses_moments(self) -> bool:
+        return self.uses_batch() or self.eval_weight > 0
+
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        wide = self.channels // self.groups
+        if not self.uses_batch():
+            scale, shift = self.population(moments).standardizing(self.eps)
+            rows, run = scale.shape[0], 1
+        else:
+            assert moments is not None
+            rows = moments.mean.shape[0]
+            wanted = (self.examples_per_group, self.virtual_batch, rows)
+            run = min(limit for limit in wanted if isinstance(limit, int))
+            self.track(moments.pooled(samples=None))
+            pooled = moments.pooled(samples=run, channels=wide)
+            scale, shift = pooled.standardizing(self.eps)
+        tables = (spread(t, samples=rows, runs_of=run, groups_of=wide) for t in (scale, shift))
+        return Coefficients(*tables).then(self.weight, self.bias)
+
+    def track(self, pooled: Moments) -> None:
+        if self.training and self.running_mean is not None:
+            mean, var = pooled.mean[0], pooled.var[0]
+            self.remember(running_mean=mean, running_second_moment=var + mean.square())
+
+    def population(self, moments: Moments | None) -> Moments:
+        """The statistics of eval mode, tables (1, G), or (N, G) with the sample's own share."""
+        assert self.running_mean is not None and self.running_second_moment is not None
+        grouped = (1, self.groups, -1)
+        first = self.running_mean.reshape(grouped).mean(2)
+        second = self.running_second_moment.reshape(grouped).mean(2)
+        if moments is not None:
+            own = moments.pooled(channels=self.channels // self.groups)
+            first = torch.lerp(first, own.mean, self.eval_weight)
+            second = torch.lerp(second, own.var + own.mean.square(), self.eval_weight)
+        return Moments(first, torch.clamp(second - first.square(), min=0), 1)
+
+    def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
+        return bn.mean, bn.var + bn.mean.square()

@@ -1,0 +1,79 @@
+"""ibn: instance and batch normalization side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.core.card import Card
+from normkit.core.moments import Coefficients, Moments
+from normkit.core.naming import title
+from normkit.core.trained import TrainedBN
+from normkit.errors import OptionError, ShapeError
+from normkit.layers.batch import BatchNormalizer
+
+
+class IBN(BatchNormalizer):
+    """The layer of IBN-Net: the first channels by instance norm, the others by batch norm.
+
+    Formula:
+        y = weight · (x − mean) / √(var + eps) + bias
+
+    Statistics: for the first int(ratio · C) channels per sample and channel, over positions;
+    for the others as bn. Only those have running statistics.
+
+    Shapes: (N, C, *spatial) to the same; more than one position unless ratio is 0.
+
+    Use when: training and test images differ in style, in the first norm of early blocks.
+    Avoid when: the network's last stage: there appearance is gone already.
+
+    Paper: Pan et al. 2018 (IBN-a). Their split fails for any ratio but one half; ours is by
+    size. weight and bias are one table for both parts. IBN-b is a placement of ``in``, not a layer.
+
+    from_batch_norm is exact for the batch part; the instance part keeps weight and bias.
+
+    >>> import torch, normkit as nk
+    >>> layer = nk.IBN(8, ratio=0.25)
+    >>> layer.running_mean.shape
+    torch.Size([6])
+    """
+
+    card = Card(name="ibn", title="IBN-a", paper="Pan et al. 2018 (IBN-Net)", pools_samples=True)
+
+    def __init__(self, channels: int, *, ratio: float = 0.5, **options: Any) -> None:
+        if not 0 <= ratio <= 1:
+            raise OptionError(f"IBN expects a ratio between 0 and 1, got {ratio!r}.")
+        self.ratio = ratio
+        self.split = int(channels * ratio)
+        super().__init__(channels, **options)
+
+    def statistics_size(self) -> int:
+        return self.channels - self.split
+
+    def uses_moments(self) -> bool:
+        return self.split > 0 or self.uses_batch()
+
+    def check_size(self, x: Tensor) -> None:
+        if self.split and x[0, 0].numel() == 1:
+            raise ShapeError(
+                f"{title(self)} expects more than one position per channel for its instance "
+                f"part, got input {tuple(x.shape)}. Try ratio=0 or bn."
+            )
+
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        if moments is None or self.split == 0:
+            return self.statistics(moments).standardizing(self.eps).then(self.weight, self.bias)
+        mean, var, k = moments.mean, moments.var, self.split
+        own = Moments(mean[:, :k], var[:, :k], moments.count).standardizing(self.eps)
+        if k == self.channels:
+            return own.then(self.weight, self.bias)
+        batch = self.statistics(Moments(mean[:, k:], var[:, k:], moments.count))
+        shared = batch.standardizing(self.eps)
+        rows = mean.shape[0]
+        joined = (torch.cat([a, b.expand(rows, -1)], 1) for a, b in zip(own, shared, strict=True))
+        return Coefficients(*joined).then(self.weight, self.bias)
+
+    def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
+        return bn.mean[self.split :], bn.var[self.split :]

@@ -1,0 +1,88 @@
+"""pn: positional normalization, statistics per sample and pixel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.core.card import Card
+from normkit.core.layout import Layout, Pixels
+from normkit.core.moments import Coefficients, Moments
+from normkit.engine.normalize import moments as moments_of
+from normkit.engine.normalize import normalize
+from normkit.errors import OptionError
+from normkit.layers.base import Normalizer
+
+
+class PN(Normalizer):
+    """Positional normalization: each pixel standardized over its channels.
+
+    Formula:
+        y = weight · (x − mean) / √(var + eps) + bias
+
+    Statistics: one mean and variance per sample and position, over the channels; the same in
+    eval mode. No buffers.
+
+    Shapes: (N, C, *spatial) with C > 1 to the same.
+
+    Use when: structure at each position matters, as in generative models; it is what some
+    detection code calls LN.
+    Avoid when: channels are few.
+
+    Paper: Li et al. 2019 (PONO), as compared in bgn: with an affine map and without the
+    re-injection of the moments. ``with_moments`` gives those for the shortcut variant, and
+    ``unbiased=True`` the variance of the authors' torch file (their TensorFlow file is biased).
+
+    from_batch_norm carries weight and bias; statistics then come from each pixel.
+
+    >>> import torch, normkit as nk
+    >>> y = nk.PN(8)(torch.randn(2, 8, 5, 5))
+    >>> abs(y[0, :, 0, 0].mean().item()) < 1e-5
+    True
+    """
+
+    card = Card(
+        name="pn",
+        title="Positional Normalization",
+        paper="Li et al. 2019 (PONO)",
+        family=False,
+        same_in_eval=True,
+    )
+
+    def __init__(self, channels: int, *, unbiased: bool = False, **options: Any) -> None:
+        super().__init__(channels, **options)
+        if channels == 1:
+            raise OptionError("PN expects more than one channel: one value has no variance.")
+        self.unbiased = unbiased
+
+    def cells(self, x: Tensor) -> Layout:
+        return Pixels(x)
+
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        """The map of each pixel, tables (N, L); the affine map of the channels follows it."""
+        assert moments is not None
+        return self._corrected(moments).standardizing(self.eps)
+
+    def _corrected(self, moments: Moments) -> Moments:
+        return Moments(moments.mean, moments.unbiased(int(self.unbiased)), moments.count)
+
+    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        weight, bias = self.weight, self.bias
+        if weight is None or bias is None:
+            return super()._normalize(x, residual, activation)
+        return normalize(
+            super()._normalize(x, None, "none"),
+            lambda _: Coefficients(weight[None], bias[None]),
+            use_moments=False,
+            residual=residual,
+            activation=activation,
+        )
+
+    def with_moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(y, mean, std), the moments shaped (N, 1, *spatial), for a moment shortcut."""
+        y = self(x)
+        found = self._corrected(moments_of(x, Pixels))
+        shape = (x.shape[0], 1, *x.shape[2:])
+        return y, found.mean.reshape(shape), torch.sqrt(found.var + self.eps).reshape(shape)

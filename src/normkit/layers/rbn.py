@@ -1,0 +1,98 @@
+"""rbn: representative batch normalization, calibrated by each sample's own means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.core.card import Card
+from normkit.core.moments import Coefficients, Moments
+from normkit.core.trained import TrainedBN
+from normkit.layers.batch import BatchNormalizer
+
+
+class RBN(BatchNormalizer):
+    """Representative batch normalization: centering and scaling calibrated per sample.
+
+    Formula, with m the mean over positions of each sample and channel:
+        x' = x + center_weight · m
+        x̂ = (x' − mean') / √(var' + eps)
+        s = sigmoid(gate_weight · m(x̂) + gate_bias)
+        y = weight · s · x̂ + bias
+        minus: s = sigmoid(gate_bias), no centering
+
+    Statistics: one mean and variance of x' per channel, over samples and positions; eval mode
+    uses running ones. The gate is of the sample at hand in both modes.
+
+    Shapes: (N, C, *spatial) to the same. On 1×1 maps the gate is pointwise.
+
+    Use when: samples of a batch differ in style or contrast and the batch is large enough for bn.
+    Avoid when: one sample a batch: then m(x̂) is zero and the gate cannot act.
+
+    Paper: Gao et al. 2021. ``centering=False`` is the form compared in revisiting-bn; ``minus``
+    is its ablation. Our centering leaves the input alone where the authors' code changes it in
+    place; our parameters have shape (C,) for every rank of input.
+
+    >>> import torch, normkit as nk
+    >>> layer = nk.RBN(8)
+    >>> y = layer(torch.randn(16, 8, 5, 5))
+    >>> round(y.std(correction=0).item(), 3)  # sigmoid(1) at the start
+    0.731
+    """
+
+    card = Card(
+        name="rbn",
+        title="Representative Batch Normalization",
+        paper="Gao et al. 2021; Davis & Frank 2021 (revisiting-bn) for the minus form",
+        pools_samples=True,
+        exact_from_bn=True,
+    )
+    center_weight: Tensor | None
+    gate_weight: Tensor | None
+    gate_bias: Tensor
+
+    def __init__(
+        self, channels: int, *, centering: bool = True, minus: bool = False, **options: Any
+    ) -> None:
+        super().__init__(channels, **options)
+        self.centering, self.minus = centering, minus
+        self.register_parameter(
+            "center_weight", self._new(0.0) if centering and not minus else None
+        )
+        self.register_parameter("gate_weight", None if minus else self._new(0.0))
+        self.gate_bias = self._new(1.0)
+
+    def uses_moments(self) -> bool:
+        return True  # eval mode has a gate too
+
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        assert moments is not None
+        calibrated = centered(moments, self.center_weight)
+        statistics = self.statistics(moments.after(calibrated))
+        standardized = calibrated.then(*statistics.standardizing(self.eps))
+        s = gate(moments.after(standardized).mean, self.gate_weight, self.gate_bias)
+        return standardized.then(s, None).then(self.weight, self.bias)
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
+        return {**super().options_from(bn), "affine": True}  # the weight undoes the gate
+
+    def start_from(self, bn: TrainedBN) -> None:
+        super().start_from(bn)
+        if self.weight is not None:
+            self.weight.div_(torch.sigmoid(self.gate_bias))
+
+
+def centered(moments: Moments, center_weight: Tensor | None) -> Coefficients:
+    """x + center_weight · m, a map that differs between samples."""
+    one = torch.ones_like(moments.mean)
+    if center_weight is None:
+        return Coefficients(one, torch.zeros_like(one))
+    return Coefficients(one, center_weight * moments.mean)
+
+
+def gate(means: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
+    """A factor between 0 and 1 for each sample and channel."""
+    return torch.sigmoid(bias if weight is None else weight * means + bias)

@@ -1,0 +1,279 @@
+"""ubn: unified batch normalization with the feature condensation threshold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.core.card import Card
+from normkit.core.moments import Coefficients, Moments
+from normkit.core.running import is_recomputation
+from normkit.core.trained import TrainedBN
+from normkit.engine.condensation import condensation_score
+from normkit.engine.depthwise import depthwise
+from normkit.engine.epilogue import check as check_epilogue
+from normkit.engine.epilogue import epilogue
+from normkit.engine.normalize import normalize
+from normkit.errors import OptionError
+from normkit.layers.batch import BatchNormalizer, over_runs
+from normkit.layers.bnet import KERNEL_STARTS, centre, check_dims, odd, start_kernel
+from normkit.layers.rbn import centered
+from normkit.layers.rbn import gate as gate_of
+from normkit.layers.ubn_readings import BY_PRESET, CHOICES, READINGS, resolve
+
+
+class UBN(BatchNormalizer):
+    """Unified batch normalization: statistics, centering, scaling and affine map, each rectified.
+
+    Formula, with m the mean over positions of each sample and channel:
+        score ← score_decay · score + (1 − score_decay) · mean cosine between samples
+        x' = x + center_weight · m
+        x̂ = (x' − mean') / √(var' + eps)
+        s = sigmoid(gate_weight · m(x̂) + gate_bias)
+        y = s · (x̂ ∗ weight + bias), ∗ the depthwise convolution
+
+    Statistics: mean' and var' per channel over the batch while score > tau (features are
+    condensed), and running ones, left unchanged, while it is not. Eval mode uses running ones.
+    The score is a buffer, compared on the device.
+
+    Shapes: (N, C, *spatial) with ``dims`` spatial axes to the same; (N, C) is a map of 1×1.
+
+    Use when: bn trains slowly at first because features of different samples look alike.
+    Avoid when: training is short: a layer of low similarity freezes after about 20 batches,
+    while its running statistics still hold a tenth of their start; watch ``layer.score``.
+
+    Paper: Wang et al. 2024, with the differences between paper and authors' code as options:
+    preset "authors", or "paper" for the literal reading. ``score_norm`` averages over pairs or
+    divides by the batch; ``max_samples`` of the batch enter the score; ``train_stats="ema"``
+    normalizes with the updated running values; ``stats_from="raw"`` takes statistics before
+    centering; ``gate="before"`` leaves the bias out of the gate. Each part can be switched off:
+    ``fct``, ``centering``, ``scaling``, ``affine_conv``; without all four this is bn. With
+    virtual_batch the first run's samples make the score.
+
+    >>> import torch, normkit as nk
+    >>> layer = nk.UBN(8, tau=0.15)
+    >>> y = layer(torch.randn(16, 8, 5, 5))
+    >>> round(layer.score.item(), 1)  # unrelated samples: from 1 towards 0
+    0.9
+    """
+
+    card = Card(
+        name="ubn",
+        title="Unified Batch Normalization",
+        paper="Wang et al. 2024 (ubn)",
+        family=False,
+        pools_samples=True,
+        exact_from_bn=True,
+    )
+    score: Tensor
+    center_weight: Tensor | None
+    gate_weight: Tensor | None
+    gate_bias: Tensor | None
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        tau: float = 0.15,
+        kernel_size: int = 3,
+        dims: int = 2,
+        fct: bool = True,
+        centering: bool = True,
+        scaling: bool = True,
+        affine_conv: bool = True,
+        affine_init: str = "torch",
+        score_decay: float = 0.9,
+        sync_score: bool = False,
+        preset: str = "recommended",
+        score_norm: str = BY_PRESET,
+        max_samples: int | None = BY_PRESET,
+        score_init: float = BY_PRESET,
+        var_init: float = BY_PRESET,
+        update_in_eval: bool = BY_PRESET,
+        train_stats: str = BY_PRESET,
+        stats_from: str = BY_PRESET,
+        gate: str = BY_PRESET,
+        **options: Any,
+    ) -> None:
+        asked = {
+            "score_norm": score_norm,
+            "max_samples": max_samples,
+            "score_init": score_init,
+            "var_init": var_init,
+            "update_in_eval": update_in_eval,
+            "train_stats": train_stats,
+            "stats_from": stats_from,
+            "gate": gate,
+        }
+        reading = resolve(preset, asked)
+        self.second_start = reading["var_init"]
+        super().__init__(channels, **options)
+        self._choice("preset", preset, tuple(READINGS))
+        for option, known in CHOICES.items():
+            self._choice(option, reading[option], known)
+        if reading["max_samples"] is not None:
+            self._positive("max_samples", reading["max_samples"])
+        if fct and not self.track_running_stats:
+            raise OptionError("UBN needs running statistics for fct. Try fct=False.")
+        if not 0 <= score_decay <= 1:
+            raise OptionError(f"UBN expects score_decay between 0 and 1, got {score_decay!r}.")
+        self.preset, self.reading = preset, reading
+        self.tau, self.fct, self.score_decay, self.sync_score = tau, fct, score_decay, sync_score
+        self.centering, self.scaling, self.affine_conv = centering, scaling, affine_conv
+        self.kernel_size, self.dims = (
+            odd(self._positive("kernel_size", kernel_size), self),
+            self._choice("dims", dims, (1, 2, 3)),
+        )
+        self.affine_init = self._choice("affine_init", affine_init, KERNEL_STARTS)
+        self.register_buffer("score", self._statistic(reading["score_init"], 1))
+        self.register_parameter("center_weight", self._new(0.0) if centering else None)
+        self.register_parameter("gate_weight", self._new(0.0) if scaling else None)
+        self.register_parameter("gate_bias", self._new(1.0) if scaling else None)
+        if self.affine and affine_conv:
+            kernel = self._new(0.0, channels, 1, *(kernel_size,) * dims)
+            self.weight, self.bias = kernel, self._new(0.0)
+            start_kernel(kernel, self.bias, affine_init, self.scale_init)
+
+    def extra_repr(self) -> str:
+        usual = READINGS[self.preset]
+        said = [f"{k}={v!r}" for k, v in self.reading.items() if v != usual[k]]
+        return ", ".join([super().extra_repr(), *said])
+
+    def uses_moments(self) -> bool:
+        return True  # eval mode has a gate too
+
+    def check_size(self, x: Tensor) -> None:
+        if self._convolves:
+            check_dims(x, self.dims, self)
+
+    @property
+    def _convolves(self) -> bool:
+        return self.affine_conv and self.weight is not None
+
+    @property
+    def condensed(self) -> Tensor:
+        """Whether batch statistics are in use: a boolean (1,) on the layer's device."""
+        return self.score > self.tau
+
+    # ---------------------------------------------------------------- stage 1: the statistics
+
+    def observe(self, x: Tensor, moments: Moments) -> None:
+        """Let the similarity of this batch enter the score."""
+        wanted = self.training or self.reading["update_in_eval"]
+        if not (self.fct and wanted) or is_recomputation():
+            return
+        limits = (x.shape[0], self.reading["max_samples"], self.virtual_batch)
+        n = min(limit for limit in limits if limit is not None)
+        first = Moments(moments.mean[:n], moments.var[:n], moments.count)
+        with torch.no_grad():
+            new = condensation_score(x[:n], first).to(self.score.dtype)
+            if self.reading["score_norm"] == "batch":
+                new = new * (n - 1)
+            if self.sync_score and torch.distributed.is_initialized():
+                torch.distributed.all_reduce(new)
+                new = new / torch.distributed.get_world_size()
+            mixed = self.score_decay * self.score + (1 - self.score_decay) * new
+            # a NaN here would compare as "not condensed" for ever
+            self.score.copy_(torch.where(torch.isfinite(mixed), mixed, self.score))
+
+    def rectified_statistics(self, moments: Moments) -> Moments:
+        """Of the batch while features are condensed, else running ones: chosen on the device."""
+        if not self.uses_batch() or self.single(moments):
+            return self.running()
+        pooled = moments.pooled(samples=self.virtual_batch)
+        condensed = self.condensed if self.fct else None
+        before = self.running() if self.track_running_stats else None
+        if self.training and self.track_running_stats:
+            mean = over_runs(pooled.mean, pooled)
+            var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
+            self.remember(only=condensed, running_mean=mean, running_var=var)
+            if self.reading["train_stats"] == "ema":
+                # the updated buffers in value, with the gradient of the part that is new
+                weight, new = self.blend_weight(), self.running()
+                batch = Moments(
+                    new.mean + weight * (mean - mean.detach()),
+                    new.var + weight * (var - var.detach()),
+                    pooled.count,
+                )
+            else:
+                batch = self.each_sample(pooled, moments)
+        else:
+            batch = self.each_sample(pooled, moments)
+        if condensed is None or before is None:
+            return batch
+        return Moments(
+            torch.where(condensed, batch.mean, before.mean),
+            torch.where(condensed, batch.var, before.var),
+            pooled.count,
+        )
+
+    # ---------------------------------------------------------------- stage 2: normalization
+
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        assert moments is not None
+        return self.gated(moments)[0]
+
+    def gated(self, moments: Moments) -> tuple[Coefficients, Tensor | None]:
+        """The map to s · x̂ (and the plain affine map, if there is no kernel), and the gate s."""
+        calibrated = centered(moments, self.center_weight)
+        raw = self.reading["stats_from"] == "raw"
+        statistics = self.rectified_statistics(moments if raw else moments.after(calibrated))
+        found = calibrated.then(*statistics.standardizing(self.eps))
+        s = None
+        if self.gate_bias is not None:
+            s = gate_of(moments.after(found).mean, self.gate_weight, self.gate_bias)
+            found = found.then(s, None)
+        if self._convolves:
+            return found, s
+        shift = self.bias
+        if s is not None and shift is not None and self.reading["gate"] == "after":
+            shift = s * shift
+        return found.then(self.weight, shift), s
+
+    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        check_epilogue(x, residual, activation)
+        seen: list[Tensor | None] = []
+
+        def coefficients(moments: Moments | None) -> Coefficients:
+            assert moments is not None
+            self.observe(x, moments)
+            found, s = self.gated(moments)
+            seen.append(s)
+            return found
+
+        if not self._convolves:
+            return normalize(x, coefficients, residual=residual, activation=activation)
+        assert self.weight is not None and self.bias is not None
+        standardized = normalize(x, coefficients)
+        (s,) = seen
+        if s is None or self.reading["gate"] == "before":
+            return epilogue(depthwise(standardized, self.weight, self.bias), residual, activation)
+        # s is one number a sample and channel, so it passes through the kernel: only the bias
+        # needs it afterwards
+        y = depthwise(standardized, self.weight, None)
+        shift = s * self.bias
+        return normalize(
+            y,
+            lambda _: Coefficients(torch.ones_like(shift), shift),
+            use_moments=False,
+            residual=residual,
+            activation=activation,
+        )
+
+    # ---------------------------------------------------------------- from a trained batch norm
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
+        return {**super().options_from(bn), "affine": True, "affine_init": "dirac"}
+
+    def start_from(self, bn: TrainedBN) -> None:
+        s = 1.0 if self.gate_bias is None else torch.sigmoid(self.gate_bias)
+        weight, bias = self.weight, self.bias
+        if weight is not None and bias is not None:
+            (centre(weight.zero_()) if self._convolves else weight).copy_(bn.weight / s)
+            bias.copy_(bn.bias / s if self.reading["gate"] == "after" else bn.bias)
+        self.weight = self.bias = None
+        super().start_from(bn)
+        self.weight, self.bias = weight, bias

@@ -1,0 +1,130 @@
+"""Answers of the layers that pool over samples and groups: BGN, GBGN, BCN."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from answers.pooling import (
+    Answer,
+    Array,
+    Options,
+    State,
+    affine,
+    batch_statistics,
+    blend,
+    each_position,
+    flat,
+    new_weight,
+    runs,
+    standardized,
+)
+from answers.sample import gn_groups, grouped
+
+
+def bgn(x: Array, state: State, options: Options, training: bool) -> Answer:
+    """Groups are runs of the flattened (C, H, W); entry d of D belongs to group floor(d·G/D)."""
+    n, eps = x.shape[0], options.get("eps", 1e-5)
+    rows = x.reshape(n, -1)
+    entries, groups = rows.shape[1], len(state["running_mean"])
+    if options.get("remainder") == "largest_divisor":
+        groups = max(g for g in range(1, groups + 1) if entries % g == 0)
+    y = np.empty_like(rows)
+    new_mean, new_var = state["running_mean"].copy(), state["running_var"].copy()
+    weight = new_weight(options, state)
+    for g in range(groups):
+        members = [d for d in range(entries) if d * groups // entries == g]
+        if training:
+            seen_mean = seen_var = 0.0
+            for run in runs(n, options.get("virtual_batch")):
+                values = rows[run][:, members]
+                mean, var = values.mean(), values.var()
+                y[run, members[0] : members[-1] + 1] = (values - mean) / np.sqrt(var + eps)
+                correction = options.get("running_var_correction", 1)
+                seen_mean += mean * len(values) / n
+                seen_var += values.var(ddof=correction) * len(values) / n
+            new_mean[g] = (1 - weight) * new_mean[g] + weight * seen_mean
+            new_var[g] = (1 - weight) * new_var[g] + weight * seen_var
+        else:
+            y[:, members] = (rows[:, members] - new_mean[g]) / np.sqrt(new_var[g] + eps)
+    y = affine(flat(y.reshape(x.shape)), state).reshape(x.shape)
+    if not training:
+        return Answer(y)
+    count = state["num_batches_tracked"] + 1
+    return Answer(
+        y, {"running_mean": new_mean, "running_var": new_var, "num_batches_tracked": count}
+    )
+
+
+def gbgn(x: Array, state: State, options: Options, training: bool) -> Answer:
+    """First and second raw moments of runs of examples and groups of channels."""
+    values, eps = flat(x), options.get("eps", 1e-5)
+    n, c, _ = values.shape
+    groups = gn_groups(c, options)
+    width = c // groups
+    first, second = values.mean(axis=2), (values**2).mean(axis=2)  # (N, C)
+    run_length = options.get("examples_per_group", "batch")
+    y = np.empty_like(values)
+    for g in range(groups):
+        span = slice(g * width, (g + 1) * width)
+        if training:
+            for run in runs(n, None if run_length == "batch" else run_length):
+                mean = first[run, span].mean()
+                var = second[run, span].mean() - mean**2
+                y[run, span] = (values[run, span] - mean) / np.sqrt(var + eps)
+        else:
+            own = options.get("eval_weight", 0.0)
+            for i in range(n):
+                mean = (1 - own) * state["running_mean"][span].mean() + own * first[i, span].mean()
+                square = (1 - own) * state["running_second_moment"][span].mean()
+                square += own * second[i, span].mean()
+                var = max(square - mean**2, 0.0)
+                y[i, span] = (values[i, span] - mean) / np.sqrt(var + eps)
+    y = affine(y, state).reshape(x.shape)
+    if not training:
+        return Answer(y)
+    weight = new_weight(options, state, default=0.01)
+    return Answer(
+        y,
+        {
+            "running_mean": blend(state["running_mean"], first.mean(0), weight),
+            "running_second_moment": blend(state["running_second_moment"], second.mean(0), weight),
+            "num_batches_tracked": state["num_batches_tracked"] + 1,
+        },
+    )
+
+
+def bcn(x: Array, state: State, options: Options, training: bool) -> Answer:
+    values, eps = flat(x), options.get("eps", 1e-5)
+    if options.get("micro", False):
+        mean, var, buffers = micro_estimates(values, state, options, training)
+    else:
+        mean, var, buffers = batch_statistics(values, state, options, training)
+    first = affine(standardized(values, mean, var, options), state)
+    groups = gn_groups(x.shape[1], options)
+    second = grouped(first, groups, eps)
+    if "group_weight" in state:
+        per = x.shape[1] // len(state["group_weight"])  # one entry a group, or one a channel
+        scale, shift = np.repeat(state["group_weight"], per), np.repeat(state["group_bias"], per)
+        second = each_position(scale) * second + each_position(shift)
+    return Answer(second.reshape(x.shape), buffers)
+
+
+def micro_estimates(
+    x: Array, state: State, options: Options, training: bool
+) -> tuple[Array, Array, dict[str, Array]]:
+    """Algorithm 1 of the WS paper: move the estimates, then use them as constants.
+
+    Where batches are collected for an optimizer step, a forward moves nothing.
+    """
+    n, c, _ = x.shape
+    mean, var = state["running_mean"].copy(), state["running_var"].copy()
+    buffers = {}
+    if training and options.get("update_every", "forward") == "forward":
+        rate = options["update_rate"]
+        for k in range(c):
+            around_old = ((x[:, k] - mean[k]) ** 2).mean()
+            mean[k] += rate * (x[:, k].mean() - mean[k])
+            var[k] += rate * (around_old - var[k])
+        count = state["num_batches_tracked"] + 1
+        buffers = {"running_mean": mean, "running_var": var, "num_batches_tracked": count}
+    return np.tile(mean, (n, 1)), np.tile(var, (n, 1)), buffers

@@ -1,0 +1,145 @@
+"""Imports point downwards, and the library needs torch only."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import normkit
+
+ROOT = Path(normkit.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# from the bottom to the top; parts on one line do not know each other.
+# "normkit" is the package's own __init__.py, the list of public names.
+ORDER = (
+    {"errors"},
+    {"core"},
+    {"engine"},
+    {"layers"},
+    {"catalog"},
+    {"inspection"},
+    {"conversion", "diagnosis", "calibration", "distributed"},
+    {"normkit"},
+    {"integrations"},
+    {"lab"},
+    {"cli", "bench", "demo"},
+)
+RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
+WITH_EXTRAS = {"integrations", "lab", "cli", "bench", "demo"}
+VAGUE = {"utils", "util", "helpers", "helper", "misc", "common"}
+
+
+def part_of(module: str) -> str:
+    """normkit.core.moments -> core; normkit itself -> normkit."""
+    names = module.split(".")
+    return names[1] if len(names) > 1 else names[0]
+
+
+def module_of(file: Path) -> str:
+    names = file.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+
+def imported(source: str, package: str) -> Iterator[str]:
+    """Every module that a source file imports, at its top, in functions, or for types only."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base]).rstrip(".")
+            if base == "normkit":  # `from normkit import core` reaches the part, not the package
+                yield from (f"normkit.{a.name}" if a.name in RANK else base for a in node.names)
+            else:
+                yield base
+
+
+def imports_of(file: Path) -> list[str]:
+    module = module_of(file)
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    return list(imported(file.read_text(encoding="utf-8"), package))
+
+
+def allowed(own: str, other: str) -> bool:
+    return other == own or RANK[other] < RANK[own]
+
+
+def name(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_imports_point_downwards(file: Path) -> None:
+    own = part_of(module_of(file))
+    assert own in RANK, f"{own} has no place in ORDER: give it one, and change ARCHITECTURE.md"
+    others = {part_of(m) for m in imports_of(file) if m.split(".")[0] == "normkit"}
+    assert {other for other in others if not allowed(own, other)} == set()
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_the_library_imports_torch_only(file: Path) -> None:
+    if part_of(module_of(file)) in WITH_EXTRAS:
+        known = {"torch", "normkit", "rich", "sklearn", "numpy", "scipy"}
+    else:
+        known = {"torch", "normkit"}
+    if module_of(file).startswith("normkit.engine.triton"):
+        known.add("triton")
+    foreign = {m.split(".")[0] for m in imports_of(file)} - set(sys.stdlib_module_names)
+    assert foreign <= known
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_a_file_is_named_after_an_idea(file: Path) -> None:
+    assert not VAGUE & {file.stem, *file.relative_to(ROOT).parts}
+
+
+def test_the_reader_of_imports_sees_all_forms() -> None:
+    source = (
+        "import normkit.layers.bn as b\n"
+        "def f():\n    from normkit import core, BN\n"
+        "from . import moments\n"
+        "from ..engine.normalize import normalize\n"
+    )
+    assert set(imported(source, "normkit.core")) == {
+        "normkit.layers.bn",
+        "normkit.core",
+        "normkit",
+        "normkit.engine.normalize",
+    }
+    assert not allowed("core", "engine")
+    assert not allowed("conversion", "diagnosis")
+    assert allowed("engine", "core")
+
+
+WITHOUT_EXTRAS = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"numpy", "scipy", "sklearn", "rich"}:
+            raise ModuleNotFoundError(f"{name} is blocked in this test", name=name)
+
+sys.meta_path.insert(0, Blocked())
+import torch
+import normkit as nk
+
+layer = nk.make("bn", 4)
+layer(torch.randn(2, 4, 3, 3, requires_grad=True)).sum().backward()
+print("fine", layer.weight.grad is not None, "numpy" in sys.modules)
+"""
+
+
+def test_normkit_works_without_the_extras() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_EXTRAS], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["fine", "True", "False"]

@@ -1,0 +1,65 @@
+"""What every test gets: one thread, its own seed, and normkit's warnings as errors."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import zlib
+from collections.abc import Iterator
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+from normkit import errors
+
+torch.set_num_threads(1)  # sums in one order; and two workers do not fight for two cores
+
+
+class _TorchRandom:
+    """torch's global generator, in the shape in which hypothesis resets generators."""
+
+    def seed(self, value: int) -> None:
+        torch.manual_seed(value)
+
+    def getstate(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def setstate(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+
+# hypothesis keeps only a weak reference, so that the object needs a name
+_TORCH_RANDOM = _TorchRandom()
+hypothesis.register_random(_TORCH_RANDOM)
+hypothesis.settings.register_profile("normkit", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("normkit")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # a test that expects a warning says so with pytest.warns
+    for name, found in vars(errors).items():
+        if inspect.isclass(found) and issubclass(found, Warning):
+            config.addinivalue_line("filterwarnings", f"error::normkit.errors.{name}")
+    config.addinivalue_line("filterwarnings", r"error::Warning:normkit(\..*)?")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and there is none"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Random numbers that depend on the test's name alone, not on which tests ran before it."""
+    seed = zlib.crc32(request.node.nodeid.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    dtype = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(dtype)
