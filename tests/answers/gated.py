@@ -65,6 +65,8 @@ def depthwise(x: Array, kernel: Array, bias: Array) -> Array:
 def bnet(x: Array, state: State, options: Options, training: bool) -> Answer:
     mean, var, buffers = batch_statistics(flat(x), state, options, training)
     xhat = standardized(flat(x), mean, var, options).reshape(x.shape)
+    if "weight" not in state:
+        return Answer(xhat, buffers)
     return Answer(depthwise(xhat, state["weight"], state["bias"]), buffers)
 
 
@@ -137,7 +139,7 @@ def ubn(x: Array, state: State, options: Options, training: bool) -> Answer:
         mean = np.tile(moved["running_mean"], (x.shape[0], 1))
         var = np.tile(moved["running_var"], (x.shape[0], 1))
     buffers.update(moved)
-    if training:
+    if training and o.get("track_running_stats", True):
         buffers["num_batches_tracked"] = state["num_batches_tracked"] + 1
     # stage 2: normalize, scale by the gate, mix with the neighbours
     xhat = standardized(calibrated, mean, var, o)

@@ -24,70 +24,77 @@ from answers.sample import gn_groups, grouped
 def bgn(x: Array, state: State, options: Options, training: bool) -> Answer:
     """Groups are runs of the flattened (C, H, W); entry d of D belongs to group floor(d·G/D)."""
     n, eps = x.shape[0], options.get("eps", 1e-5)
+    tracked = options.get("track_running_stats", True)
     rows = x.reshape(n, -1)
-    entries, groups = rows.shape[1], len(state["running_mean"])
+    entries = rows.shape[1]
+    groups = len(state["running_mean"]) if tracked else options["groups"]
     if options.get("remainder") == "largest_divisor":
         groups = max(g for g in range(1, groups + 1) if entries % g == 0)
     y = np.empty_like(rows)
-    new_mean, new_var = state["running_mean"].copy(), state["running_var"].copy()
-    weight = new_weight(options, state)
+    new_mean, new_var = np.zeros(groups), np.zeros(groups)
     for g in range(groups):
         members = [d for d in range(entries) if d * groups // entries == g]
-        if training:
-            seen_mean = seen_var = 0.0
-            for run in runs(n, options.get("virtual_batch")):
-                values = rows[run][:, members]
-                mean, var = values.mean(), values.var()
-                y[run, members[0] : members[-1] + 1] = (values - mean) / np.sqrt(var + eps)
-                correction = options.get("running_var_correction", 1)
-                seen_mean += mean * len(values) / n
-                seen_var += values.var(ddof=correction) * len(values) / n
-            new_mean[g] = (1 - weight) * new_mean[g] + weight * seen_mean
-            new_var[g] = (1 - weight) * new_var[g] + weight * seen_var
-        else:
-            y[:, members] = (rows[:, members] - new_mean[g]) / np.sqrt(new_var[g] + eps)
+        group = slice(members[0], members[-1] + 1)
+        if tracked and not training:
+            mean, var = state["running_mean"][g], state["running_var"][g]
+            y[:, group] = (rows[:, group] - mean) / np.sqrt(var + eps)
+            continue
+        for run in runs(n, options.get("virtual_batch")):
+            values = rows[run, group]
+            y[run, group] = (values - values.mean()) / np.sqrt(values.var() + eps)
+            correction = options.get("running_var_correction", 1)
+            new_mean[g] += values.mean() * len(values) / n
+            new_var[g] += values.var(ddof=correction) * len(values) / n
     y = affine(flat(y.reshape(x.shape)), state).reshape(x.shape)
-    if not training:
+    if not (tracked and training):
         return Answer(y)
-    count = state["num_batches_tracked"] + 1
+    weight = new_weight(options, state)
     return Answer(
-        y, {"running_mean": new_mean, "running_var": new_var, "num_batches_tracked": count}
+        y,
+        {
+            "running_mean": blend(state["running_mean"], new_mean, weight),
+            "running_var": blend(state["running_var"], new_var, weight),
+            "num_batches_tracked": state["num_batches_tracked"] + 1,
+        },
     )
 
 
 def gbgn(x: Array, state: State, options: Options, training: bool) -> Answer:
     """First and second raw moments of runs of examples and groups of channels."""
     values, eps = flat(x), options.get("eps", 1e-5)
+    tracked = options.get("track_running_stats", True)
     n, c, _ = values.shape
     groups = gn_groups(c, options)
     width = c // groups
     first, second = values.mean(axis=2), (values**2).mean(axis=2)  # (N, C)
-    run_length = options.get("examples_per_group", "batch")
+    limits = (options.get("examples_per_group", "batch"), options.get("virtual_batch"), n)
+    length = min(limit for limit in limits if isinstance(limit, int))
     y = np.empty_like(values)
     for g in range(groups):
         span = slice(g * width, (g + 1) * width)
-        if training:
-            for run in runs(n, None if run_length == "batch" else run_length):
+        if training or not tracked:
+            for run in runs(n, length):
                 mean = first[run, span].mean()
                 var = second[run, span].mean() - mean**2
                 y[run, span] = (values[run, span] - mean) / np.sqrt(var + eps)
-        else:
-            own = options.get("eval_weight", 0.0)
-            for i in range(n):
-                mean = (1 - own) * state["running_mean"][span].mean() + own * first[i, span].mean()
-                square = (1 - own) * state["running_second_moment"][span].mean()
-                square += own * second[i, span].mean()
-                var = max(square - mean**2, 0.0)
-                y[i, span] = (values[i, span] - mean) / np.sqrt(var + eps)
+            continue
+        own = options.get("eval_weight", 0.0)
+        for i in range(n):
+            mean = (1 - own) * state["running_mean"][span].mean() + own * first[i, span].mean()
+            square = (1 - own) * state["running_second_moment"][span].mean()
+            square += own * second[i, span].mean()
+            var = max(square - mean**2, 0.0)
+            y[i, span] = (values[i, span] - mean) / np.sqrt(var + eps)
     y = affine(y, state).reshape(x.shape)
-    if not training:
+    if not (tracked and training):
         return Answer(y)
     weight = new_weight(options, state, default=0.01)
+    moved = blend(state["running_second_moment"], second.mean(0), weight)
     return Answer(
         y,
         {
             "running_mean": blend(state["running_mean"], first.mean(0), weight),
-            "running_second_moment": blend(state["running_second_moment"], second.mean(0), weight),
+            "running_second_moment": moved,
             "num_batches_tracked": state["num_batches_tracked"] + 1,
         },
     )

@@ -173,7 +173,8 @@ def dn(x: Array, state: State, options: Options, training: bool) -> Answer:
     batch = options.get("batch", 1)
     batch_gates = state.get("batch_gates", np.empty(0))  # one sample needs none
     mean, var = np.empty((n, c)), np.empty((n, c))
-    running = not training and bool((batch_gates > 0).any())
+    tracked = options.get("track_running_stats", True)
+    running = tracked and not training and bool((batch_gates > 0).any())
     for i in range(n):
         for k in range(c):
             channels = [j for j in range(c) if linked(k, j, state["channel_gates"])]
@@ -183,7 +184,7 @@ def dn(x: Array, state: State, options: Options, training: bool) -> Answer:
                 mean[i, k], var[i, k] = first.mean(), second.mean() - first.mean() ** 2
                 continue
             samples = [i]
-            if training:
+            if training or not tracked:
                 block = range(i - i % batch, i - i % batch + batch)
                 samples = [j for j in block if linked(i, j, batch_gates)]
             group = values[np.ix_(samples, channels)]

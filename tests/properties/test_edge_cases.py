@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import normkit
 from known_answers import ANSWERS
@@ -317,6 +318,48 @@ def test_channels_far_from_zero_keep_their_variance(name: str, options: dict[str
     expected = torch.from_numpy(ANSWERS[name](x.double().numpy(), before, chosen, True).y)
     roundings = 50 * torch.finfo(torch.float32).eps
     torch.testing.assert_close(layer(x).double(), expected, rtol=roundings, atol=roundings * size)
+
+
+def test_dn_without_running_statistics_needs_whole_blocks_in_eval_mode_too() -> None:
+    layer = make("dn", batch=4, start="bn", track_running_stats=False).eval()
+    with pytest.raises(NormkitError, match="Try"):
+        layer(some(3, C, 2, 2))
+
+
+# ------------------------------------------------------------------ a forward computed twice
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in LAYERS),
+        ("batch_renorm", {"r_ramp": (0, 3), "d_ramp": (0, 3)}),
+        ("bcn", MICRO),
+        ("bcn", {**MICRO, "update_every": "step"}),
+        ("bn", {"momentum": None}),
+        ("ssn", {"anneal_steps": 5}),
+        ("ubn", {"train_stats": "ema", "momentum": None}),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())) or "defaults",
+)
+def test_activation_checkpointing_changes_nothing(name: str, options: dict[str, Any]) -> None:
+    """The second computation of a forward must see what the first one saw and move no buffer."""
+    plain, twice = make(name, **options), make(name, **options)
+    with torch.no_grad():
+        for control in ("mean_weight", "var_weight"):
+            if hasattr(plain, control):
+                getattr(plain, control).copy_(torch.tensor([0.2, 0.5, 0.3]))
+    twice.load_state_dict(plain.state_dict())
+    for step in range(3):
+        inputs = [some(4, C, 3, 3, seed=step).requires_grad_() for _ in range(2)]
+        toward = some(4, C, 3, 3, seed=step + 10)
+        outputs = plain(inputs[0]), checkpoint(twice, inputs[1], use_reentrant=False)
+        torch.testing.assert_close(*outputs)
+        for y in outputs:
+            (y * toward).sum().backward()
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(twice.state_dict()[key], value, msg=key)
 
 
 # ------------------------------------------------------------------ no sample

@@ -24,6 +24,37 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
+# ------------------------------------------------------------------ where every layer starts
+
+STARTS: list[tuple[str, dict[str, Any], dict[str, float]]] = [
+    ("bn", {}, {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}),
+    ("bn", {"scale_init": 0.1, "form": "a2"}, {"weight": 0.1, "inner_weight": 1, "bias": 0}),
+    ("rbn", {}, {"center_weight": 0, "gate_weight": 0, "gate_bias": 1, "weight": 1}),
+    ("iebn", {}, {"gate_weight": 0, "gate_bias": -1, "weight": 1}),
+    ("ubn", {}, {"center_weight": 0, "gate_weight": 0, "gate_bias": 1, "score": 1}),
+    ("ubn", {}, {"running_mean": 0, "running_var": 1}),
+    ("ubn", {"preset": "paper"}, {"score": 0, "running_mean": 0, "running_var": 0}),
+    ("ubn", {"preset": "authors"}, {"score": 1, "running_var": 1}),
+    ("ubn", {"preset": "paper", "score_init": 0.5, "var_init": 2.0}, {"score": 0.5}),
+    ("ubn", {"preset": "paper", "score_init": 0.5, "var_init": 2.0}, {"running_var": 2}),
+    ("bgn", {"groups": 4}, {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}),
+    ("gbgn", {"groups": 4}, {"running_mean": 0, "running_second_moment": 1}),
+    ("bcn", {"groups": 4}, {"weight": 1, "bias": 0, "group_weight": 1, "group_bias": 0}),
+    ("sn", {}, {"mean_weight": 1, "var_weight": 1, "running_mean": 0, "running_var": 1}),
+    ("sn", {"var_init": 0.0}, {"running_var": 0}),
+    ("ssn", {}, {"mean_weight": 1, "var_weight": 1, "radius": 0}),
+    ("batch_renorm", {}, {"running_mean": 0, "running_std": 1, "num_batches_tracked": 0}),
+    ("bnet", {"init": "zero"}, {"weight": 0, "bias": 0}),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "start"), STARTS, ids=[str(s[0]) for s in STARTS])
+def test_where_a_layer_starts(name: str, options: dict[str, Any], start: dict[str, float]) -> None:
+    state = make(name, 8, **options).state_dict()
+    for key, value in start.items():
+        torch.testing.assert_close(state[key], torch.full_like(state[key], value), msg=key)
+
+
 # ------------------------------------------------------------------ revisiting-bn, rbn, iebn, bnet
 
 

@@ -38,7 +38,8 @@ class Compiler:
         """The module compiled as one graph and run once, or None."""
         if self._absent:
             return None
-        compiled = torch.compile(copy.deepcopy(module), fullgraph=True, dynamic=False)
+        compiled = copy.deepcopy(module)
+        compiled.compile(fullgraph=True, dynamic=False)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of inductor about its own future
@@ -62,7 +63,9 @@ def _first_line(problem: Exception) -> str:
 
 def make(name: str, setting: Setting) -> Normalizer:
     """A layer of the catalog in training mode; parameters stay float32, as under autocast."""
-    return normkit.make(name, setting.shape[1], device=setting.device)
+    entry = normkit.catalog.ENTRIES[name]
+    layer: Normalizer = entry(setting.shape[1], device=setting.device)
+    return layer
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -79,7 +82,7 @@ def disagreement(name: str, setting: Setting) -> dict[str, float]:
     drawn = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in layer.parameters():
-            p += 0.2 * torch.randn(p.shape, generator=drawn).to(p)
+            p.add_(0.2 * torch.randn(p.shape, generator=drawn).to(p))
     x, dy = tensors(setting)
     theirs = measure.training_step(plain(layer), x, dy)()
     ours = measure.training_step(layer, x, dy)()

@@ -7,11 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Step = Callable[[], object]
+Step = Callable[[], Any]
 
 STEPS = 20  # on a GPU, steps between two events: one step is too short for their resolution
 LEAST = 0.005  # seconds: on a CPU, steps are repeated until they take as long as this

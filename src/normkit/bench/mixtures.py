@@ -47,7 +47,7 @@ def _switched(s: State, x: Tensor, mean_shares: Tensor, var_shares: Tensor) -> T
     )
     mean = sum(share * kind[0] for share, kind in zip(mean_shares, kinds, strict=True))
     var = sum(share * kind[1] for share, kind in zip(var_shares, kinds, strict=True))
-    return affine(s, standardize(x, mean, var, s.eps))  # type: ignore[arg-type]
+    return affine(s, standardize(x, mean, var, s.eps))
 
 
 def ssn(s: State, x: Tensor) -> Tensor:
@@ -90,10 +90,11 @@ def dn(s: State, x: Tensor) -> Tensor:
     channels = _links(s.channel_gates)  # (C, C), rows sum to one
     mean, second = x.mean(positions(x)), x.square().mean(positions(x))
     if s.training:
-        batch_moments(s, x)
+        batch_moments(s, x)  # to track them
+    if s.training and s.batch_gates is not None:
         samples = torch.kron(torch.eye(n // s.batch).to(x), _links(s.batch_gates))  # (N, N)
         mean, second = samples @ mean, samples @ second
-    elif len(s.batch_gates):
+    elif s.batch_gates is not None:
         opened = (s.batch_gates >= 0).any()
         mean = torch.where(opened, s.running_mean.expand(n, c), mean)
         running = (s.running_var + s.running_mean.square()).expand(n, c)

@@ -43,7 +43,7 @@ def ghost_bn(s: State, x: Tensor) -> Tensor:
         share = part.shape[0] / x.shape[0]
         means.append(share * mean)
         variances.append(share * corrected(var, part))
-    track(s, running_mean=sum(means), running_var=sum(variances))  # type: ignore[arg-type]
+    track(s, running_mean=sum(means), running_var=sum(variances))
     return affine(s, torch.cat(parts))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 LIMIT = 1.5  # times nn.BatchNorm2d: what a layer of the family may cost
+RESTLESS = 1.5  # a busy machine: one and the same layer takes that much longer now and then
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
@@ -88,6 +89,12 @@ class Table:
     setting: Setting
     rows: list[Row] = field(default_factory=list)
     floor: float | None = None
+
+    @property
+    def unrest(self) -> float:
+        """How much longer nn.BatchNorm2d took beside one layer than beside another."""
+        times = [row.cells[BASELINE].seconds for row in self.rows if row.cells]
+        return max(times) / min(times) if times else 1.0
 
     @property
     def contestants(self) -> list[str]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from normkit.bench.records import BASELINE, LIMIT, NORMKIT, Cell, Row, Run, Table
+from normkit.bench.records import BASELINE, LIMIT, NORMKIT, RESTLESS, Cell, Row, Run, Table
 
 OUTSIDE = "*"
 MISSING = "–"
@@ -97,6 +97,11 @@ def _notes(table: Table) -> list[str]:
         notes.append(
             f"{OUTSIDE} outside the family: not three passes forward and five backward, "
             f"so not held to {LIMIT}x"
+        )
+    if table.unrest > RESTLESS:
+        notes.append(
+            f"The machine was busy: {BASELINE} took up to {table.unrest:.1f} times as long beside "
+            "one layer as beside another. Repeat this when it is idle"
         )
     if table.floor is None:
         notes.append(f"Kernels launched, peak memory, graph replay: {MISSING} (on a GPU only)")

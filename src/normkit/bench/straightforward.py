@@ -45,11 +45,14 @@ FORMULAS: dict[str, Formula] = {
 }
 
 # attributes of a layer that a formula reads, or that change nothing it computes
-FOLLOWED = frozenset(
-    "channels training eps affine scale_init momentum on_single groups "
-    "group_policy ratio split kernel_size init affine_init tau score_decay iterations mean_spread "
-    "std_spread seed sigma_act r_max d_max r_ramp d_ramp batch start anneal_steps".split()
-)
+# fmt: off
+FOLLOWED = {
+    "channels", "training", "eps", "affine", "scale_init", "momentum", "on_single", "groups",
+    "group_policy", "ratio", "split", "kernel_size", "init", "affine_init", "tau",
+    "score_decay", "iterations", "mean_spread", "std_spread", "seed", "sigma_act", "r_max",
+    "d_max", "r_ramp", "d_ramp", "batch", "start",
+}
+# fmt: on
 
 
 class Plain(nn.Module):

@@ -61,8 +61,8 @@ class _Dense:
         n, c = self.shape[:2]
         positions = math.prod(self.shape[2:])
         if self.channels_last:
-            return x.movedim(1, -1).reshape(n, positions, c)
-        return x.reshape(n, c, positions)
+            return x.movedim(1, -1).contiguous().view(n, positions, c)
+        return x.contiguous().view(n, c, positions)
 
     def unview(self, cells: Tensor) -> Tensor:
         n, c, *spatial = self.shape

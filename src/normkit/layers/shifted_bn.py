@@ -73,4 +73,5 @@ class ShiftedBN(BatchNormalizer):
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         standardized = self.statistics(moments).standardizing(self.eps)
-        return standardized.then(self.target_std, self.target_mean).then(self.weight, self.bias)
+        targets = self.target_std.clone(), self.target_mean  # a copy: autograd keeps the factor
+        return standardized.then(*targets).then(self.weight, self.bias)

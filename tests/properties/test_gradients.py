@@ -1,0 +1,81 @@
+"""Every gradient of every layer against numerical differences, in float64.
+
+fast_mode compares along random directions instead of entry by entry. Two methods stop gradients
+on purpose (the corrections of batch_renorm, the estimates of micro-batch bcn): differences do not
+see that, so those are compared with their straightforward versions in tests/bench instead.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import FORMATS, build, every, inputs, label, same_buffers
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+
+def stops_gradients(case):
+    name, options = case
+    return (name == "batch_renorm" and "r_ramp" in options) or "micro" in options
+
+
+DIFFERENTIABLE = [case for case in every() if not stops_gradients(case)]
+
+
+def function_of(layer, training, activation="none"):
+    """The layer as a function of its inputs alone. dn's gates are left out: their gradient is a
+    straight-through one by design."""
+    names = [key for key, p in layer.named_parameters() if "gates" not in key and p.requires_grad]
+    layer.train(training)
+
+    def call(x: Tensor, residual: Tensor, *parameters: Tensor) -> Tensor:
+        with same_buffers(layer):
+            given = dict(zip(names, parameters, strict=True))
+            args = (x, residual, activation)
+            return torch.func.functional_call(layer, given, args)
+
+    return call, [layer.get_parameter(key) for key in names]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=label)
+def test_gradcheck(case, memory, training):
+    layer = build(case)
+    call, parameters = function_of(layer, training, "silu")
+    x = inputs(4, (3, 2), memory).requires_grad_()
+    residual = torch.randn_like(x).requires_grad_()
+    assert gradcheck(call, (x, residual, *parameters), fast_mode=True)
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=label)
+def test_gradgradcheck(case):
+    """The gradient of a gradient: what gradient penalties and meta-learning need."""
+    layer = build(case)
+    call, parameters = function_of(layer, True, "silu")
+    x = inputs(4, (2, 2)).requires_grad_()
+    residual = torch.randn_like(x).requires_grad_()
+    everything = (x, residual, *parameters)
+    assert gradgradcheck(call, everything, fast_mode=True)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=label)
+def test_other_activations(case, activation):
+    layer = build(case)
+    call, parameters = function_of(layer, True, activation)
+    x = inputs(4, (3, 2)).requires_grad_()
+    residual = torch.randn_like(x).requires_grad_()
+    assert gradcheck(call, (x, residual, *parameters), fast_mode=True)
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=label)
+def test_gradients_of_parameters_alone(case):
+    """The first layer of a network: its input needs no gradient."""
+    layer = build(case)
+    call, parameters = function_of(layer, True)
+    x = inputs(4, (3, 2))
+    if not parameters:
+        assert not call(x, torch.zeros_like(x)).requires_grad
+        return
+    assert gradcheck(lambda *p: call(x, torch.zeros_like(x), *p), parameters, fast_mode=True)

@@ -1,0 +1,194 @@
+"""A layer is a good torch module: state, copies, compilation, functional use."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from cases import build, every, inputs, label
+from torch.utils.checkpoint import checkpoint
+
+import normkit as nk
+
+
+def run(layer, x):
+    y = layer(x)
+    y.square().sum().backward()
+    return y
+
+
+def assert_same_state(a, b):
+    one, two = a.state_dict(), b.state_dict()
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(value, two[key], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_state_dict_round_trip(case):
+    """A saved layer continues as if it had not been saved, score and counters included."""
+    layer, other = build(case), build(case)
+    for _ in range(3):
+        layer(inputs())
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert_same_state(layer, other)
+    x = inputs()
+    torch.testing.assert_close(layer(x), other(x), rtol=0, atol=0)
+    assert_same_state(layer, other)
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies_are_independent(case, how):
+    layer = build(case)
+    layer(inputs())
+    twin = copy.deepcopy(layer) if how == "deepcopy" else pickle.loads(pickle.dumps(layer))
+    before = copy.deepcopy(layer.state_dict())
+    x = inputs()
+    y = twin(x)
+    for key, value in layer.state_dict().items():
+        assert torch.equal(value, before[key]) or key == "rate"
+    torch.testing.assert_close(layer(x), y, rtol=0, atol=0)
+    assert repr(twin) == repr(layer)
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_input_is_not_changed(case):
+    """rbn's reference code centres in place and corrupts whatever else uses the tensor."""
+    layer, x = build(case), inputs()
+    kept = x.clone()
+    layer(x)
+    assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_eval_changes_nothing(case):
+    layer = build(case).eval()
+    before = copy.deepcopy(layer.state_dict())
+    layer(inputs())
+    for key, value in layer.state_dict().items():
+        score = key == "score" and case[1].get("preset") == "authors"  # updates in eval, literally
+        assert torch.equal(value, before[key]) or score or key == "rate"
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+@pytest.mark.parametrize("reentrant", [False, True], ids=["saved_hooks", "reentrant"])
+def test_checkpointing_counts_once(case, reentrant):
+    """Activation checkpointing runs forward twice; statistics and gradients must not notice."""
+    layer = build(case)
+    twin = copy.deepcopy(layer)
+    for _ in range(2):
+        x = inputs().requires_grad_()
+        z = x.detach().clone().requires_grad_()
+        checkpoint(layer, x, use_reentrant=reentrant).square().sum().backward()
+        run(twin, z)
+        torch.testing.assert_close(x.grad, z.grad)
+    for mine, other in zip(layer.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+    assert_same_state(layer, twin)
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_two_forwards_then_backward(case):
+    """Two forwards before one backward, as GANs do: no buffer that autograd saved has changed."""
+    layer = build(case)
+    (layer(inputs().requires_grad_()) + layer(inputs().requires_grad_())).sum().backward()
+    for key, parameter in layer.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, key
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_vmap_over_models(case):
+    """torch.func sees an ordinary expression: per-sample gradients by vmap equal a loop."""
+    layer = build(case).eval()
+    if case[1].get("preset") == "authors":
+        with pytest.raises(RuntimeError):  # its eval forward writes a buffer, which vmap refuses
+            torch.func.vmap(lambda x: layer(x[None])[0])(inputs())
+        return
+    if layer.training or layer.card.name == "ubn" and case[1].get("preset") == "authors":
+        return
+    x = inputs()
+
+    def loss(sample):
+        return layer(sample[None]).square().sum()
+
+    mapped = torch.func.vmap(torch.func.grad(loss))(x)
+    loop = torch.stack([torch.func.grad(loss)(sample) for sample in x])
+    torch.testing.assert_close(mapped, loop)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_compile_fullgraph(case, training):
+    """One graph, no break: the traced layer equals the eager one, buffers included.
+
+    The backend that traces and differentiates but does not generate code; the inductor is
+    tested on a few layers below, since each takes seconds to compile.
+    """
+    torch.compiler.reset()
+    layer = build(case).train(training)
+    twin = copy.deepcopy(layer)
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        x = inputs()
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        torch.testing.assert_close(run(layer, a), run(compiled, b))
+        torch.testing.assert_close(a.grad, b.grad)
+    for (key, mine), other in zip(layer.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, msg=key)
+    for (key, mine), other in zip(layer.named_buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(mine, other, msg=key, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["bn", "gn", "ubn"])
+def test_compile_inductor(name):
+    torch.compiler.reset()
+    layer = build((name, {}), torch.float32)
+    twin = copy.deepcopy(layer)
+    compiled = torch.compile(twin, fullgraph=True)
+    x = inputs(dtype=torch.float32)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    torch.testing.assert_close(run(layer, a), run(compiled, b), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("affine", [True, False])
+def test_bn_checkpoints_are_torch_checkpoints(dims, affine):
+    """state_dict of bn and nn.BatchNorm load into each other, strictly, both ways."""
+    theirs = getattr(torch.nn, f"BatchNorm{dims}d")(8, affine=affine)
+    ours = nk.BN(8, affine=affine)
+    x = inputs(6, (4,) * dims, dtype=torch.float32)
+    theirs(x), theirs(x)
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.num_batches_tracked == 2
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+    ours.train()(x)
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
+def test_bn_loads_checkpoints_without_a_counter():
+    state = torch.nn.BatchNorm2d(8).state_dict()
+    del state["num_batches_tracked"]
+    plain = dict(state)
+    layer = nk.BN(8)
+    layer.load_state_dict(plain)
+    assert layer.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_meta_device(case):
+    """A model can be planned without memory: every layer builds and runs on meta."""
+    name, options = case
+    layer = nk.make(name, 8, device="meta", **options)
+    y = layer(torch.empty(6, 8, 4, 4, device="meta"))
+    assert y.shape == (6, 8, 4, 4)
+    assert y.device.type == "meta"
