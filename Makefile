@@ -15,7 +15,7 @@ demo: $(READY) ## the catalog, and two small networks trained side by side (unde
 	$(BIN)/python -m normkit.demo
 
 test: $(READY) ## all tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -178,6 +178,16 @@ def test_saved_bytes_count_each_storage_once() -> None:
     assert measure.saved_bytes(nn.BatchNorm2d(8), x) == x.nbytes + 2 * 8 * 4  # x, mean, 1/std
 
 
+def test_counting_saved_bytes_leaves_no_graph_behind() -> None:
+    # it once did, and the nodes left on another stream broke the capture of CUDA graphs
+    x = torch.randn(4, 8, 4, 4, requires_grad=True)
+    measure.saved_bytes(Kept(), x)
+    node = torch.autograd.graph.get_gradient_edge(x).node
+    node.metadata["seen"] = True
+    del node  # now only a graph could keep it
+    assert "seen" not in torch.autograd.graph.get_gradient_edge(x).node.metadata
+
+
 def test_contestants_take_turns() -> None:
     seen: list[str] = []
     steps = [lambda: seen.append("a"), lambda: seen.append("b")]

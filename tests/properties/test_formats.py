@@ -17,6 +17,8 @@ def fits(case, size):
         return len(size) in (0, 2)
     if name in ("in", "ibn"):
         return len(size) > 0
+    if name == "gw" and size == () and "groups" not in options:
+        return False  # one value a group
     return not (size == () and options.get("groups", 0) > 8)  # bgn: more groups than values
 
 

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -80,20 +81,31 @@ def _events(step: Step, count: int) -> float:
 
 def replayed(step: Step) -> Step | None:
     """The step as a CUDA graph, whose replay costs GPU time only; None where it cannot be one."""
-    aside = torch.cuda.Stream()
+    torch.cuda.empty_cache()  # graphs have memory of their own: leave them some
+    # a failed capture leaves the random generator unusable, so what would fail is found before
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    except RuntimeError:  # the step waits for the GPU somewhere
+        return None
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    aside = _capture_stream()
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # capture wants a warm-up on a stream of its own
+    with torch.cuda.stream(aside):  # capture wants a warm-up on its own stream
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            step()
-    except RuntimeError:  # the step waits for the GPU somewhere
-        torch.cuda.synchronize()
-        return None
+    with torch.cuda.graph(graph, stream=aside):
+        step()
     return graph.replay
+
+
+@lru_cache(maxsize=1)
+def _capture_stream() -> torch.cuda.Stream:
+    """One for all: memory is kept for each stream alone."""
+    return torch.cuda.Stream()
 
 
 def saved_bytes(module: nn.Module, x: Tensor) -> int:
@@ -105,14 +117,13 @@ def saved_bytes(module: nn.Module, x: Tensor) -> int:
     kept: dict[int, int] = {}
     alive = []  # until all is counted: a freed address could be given out again
 
-    def note(t: Tensor) -> Tensor:
+    def note(t: Tensor) -> None:  # no backward follows, and returning t would keep its graph alive
         alive.append(t.detach())
         storage = t.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
-        return t
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda _: x):
         module(x)
     return sum(kept.values())
 

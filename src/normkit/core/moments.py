@@ -98,7 +98,7 @@ class Moments:
 
     def unbiased(self, correction: int = 1) -> Tensor:
         """The variance divided by count − correction instead of count."""
-        return self.var * (self.count / (self.count - correction)) if correction else self.var
+        return self.var * self.count / (self.count - correction) if correction else self.var
 
 
 def _column(moments: Moments) -> Tensor:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32, or the given type where it is wider, so that gradcheck in float64 stays possible."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Matrix products in the type of their operands, where autocast would narrow them."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

@@ -14,7 +14,7 @@ def sparsemax(z: Tensor) -> Tensor:
     rank = torch.arange(1, z.shape[0] + 1, device=z.device, dtype=z.dtype)
     excess = torch.cumsum(ordered, 0) - 1
     support = (rank * ordered > excess).sum()
-    threshold = excess[support - 1] / support
+    threshold = excess.index_select(0, support[None] - 1) / support
     return torch.clamp(z - threshold, min=0)
 
 

@@ -58,11 +58,12 @@ def normalize(
 
 
 def moments(x: Tensor, cells: Callable[[Tensor], Layout] = Channels) -> Moments:
-    """The moments of each cell of x, outside any gradient."""
-    with torch.no_grad():
-        x = dense(x)
-        layout = cells(x)
-        mean, var = (plain if expression_wanted() else backend).moments(x, layout)
+    """The moments of each cell of x, with their gradient."""
+    x = dense(x)
+    layout = cells(x)
+    if expression_wanted():
+        return Moments(*plain.moments(x, layout), layout.count)
+    _, mean, var = _Moments.apply(x, layout, _Link())
     return Moments(mean, var, layout.count)
 
 

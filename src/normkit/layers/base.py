@@ -79,8 +79,8 @@ class Normalizer(Configured):
             self.bias.copy_(bn.bias)
 
     @classmethod
-    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
-        """Options with which the layer comes closest to a trained batch norm."""
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        """Options with which the layer comes closest to a batch norm, beside those asked for."""
         return {"eps": bn.eps, "affine": bn.affine}
 
     # ---------------------------------------------------------------- what a user calls
@@ -105,7 +105,7 @@ class Normalizer(Configured):
         bn = TrainedBN.read(source)
         layer = cls(
             bn.channels,
-            **{**cls.options_from(bn), **options},
+            **{**cls.options_from(bn, options), **options},
             device=bn.mean.device,
             dtype=bn.weight.dtype,
         )

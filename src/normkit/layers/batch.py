@@ -132,12 +132,14 @@ class BatchNormalizer(Normalizer):
             var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
             self.remember(running_mean=mean, running_var=var)
 
-    def remember(self, *, only: Tensor | None = None, **new: Tensor) -> None:
+    def remember(
+        self, *, only: Tensor | None = None, counted: Tensor | None = None, **new: Tensor
+    ) -> None:
         """Blend new values into the buffers of these names, in a way that cannot harm them.
 
         A batch with a value that is not finite is counted and left out, whole. A forward that
-        activation checkpointing computes again changes nothing. ``only`` is a condition on the
-        device under which the batch counts at all.
+        activation checkpointing computes again changes nothing. ``only`` and ``counted`` are
+        conditions on the device: whether to blend, and whether there was a batch at all.
         """
         if is_recomputation():
             return
@@ -145,7 +147,7 @@ class BatchNormalizer(Normalizer):
             good = all_finite(new.values())
             assert self.num_batches_tracked is not None
             self.nonfinite_batches += ~good
-            self.num_batches_tracked += good
+            self.num_batches_tracked += good if counted is None else (good & counted).squeeze()
             weight = self.blend_weight()
             where = good if only is None else good & only
             for name, value in new.items():
@@ -158,7 +160,8 @@ class BatchNormalizer(Normalizer):
         if self.momentum is not None:
             return self.momentum
         assert self.num_batches_tracked is not None
-        return 1.0 / self.num_batches_tracked.clamp(min=1)
+        assert self.running_mean is not None
+        return 1 / self.num_batches_tracked.clamp(min=1).to(self.running_mean.dtype)
 
     def report(self) -> None:
         """Warn, once a layer, that batches were left out of the running statistics."""
@@ -204,8 +207,8 @@ class BatchNormalizer(Normalizer):
         return bn.mean, bn.var
 
     @classmethod
-    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
-        return {**super().options_from(bn), "momentum": bn.momentum}
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        return {**super().options_from(bn, asked), "momentum": bn.momentum}
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any

@@ -114,10 +114,10 @@ class BatchRenorm(BatchNormalizer):
     def _progress(self, ramp: Ramp, again: bool) -> Tensor:
         """How far a ramp has come, 0 to 1, before this batch."""
         assert self.num_batches_tracked is not None
-        seen = self.num_batches_tracked - int(again)
         if ramp is None:
             return torch.ones_like(self.old_mean[0])
-        return ((seen - ramp[0]) / (ramp[1] - ramp[0])).clamp(0, 1).to(self.old_mean.dtype)
+        seen = (self.num_batches_tracked - int(again)).to(self.old_mean.dtype)
+        return ((seen - ramp[0]) / (ramp[1] - ramp[0])).clamp(0, 1)
 
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         return bn.mean, torch.sqrt(bn.var + self.eps)

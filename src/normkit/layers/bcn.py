@@ -13,9 +13,18 @@ from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
 from normkit.core.running import all_finite, is_recomputation
+from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.gn import group_standardizing
+
+NOT_MICRO = {
+    "momentum",
+    "virtual_batch",
+    "running_var_correction",
+    "on_single",
+    "track_running_stats",
+}
 
 
 class BCN(BatchNormalizer):
@@ -83,8 +92,11 @@ class BCN(BatchNormalizer):
         self.update_every = self._choice("update_every", update_every, ("forward", "step"))
         if not micro and (update_rate is not None or update_every != "forward"):
             raise OptionError("BCN expects update_rate and update_every with micro=True only.")
-        if micro and not self.track_running_stats:
-            raise OptionError("BCN(micro=True) is made of running statistics: keep them.")
+        if micro and options.keys() & NOT_MICRO:
+            raise OptionError(
+                "BCN(micro=True) is made of running estimates that move at update_rate: it has no "
+                f"{', '.join(sorted(options.keys() & NOT_MICRO))}."
+            )
         size = self.groups if affine_per == "group" else channels
         self.register_parameter("group_weight", self._new(1.0, size) if self.affine else None)
         self.register_parameter("group_bias", self._new(0.0, size) if self.affine else None)
@@ -162,11 +174,17 @@ class BCN(BatchNormalizer):
             keep = self.pending_count > 0
             assert self.running_mean is not None and self.running_var is not None
             self.remember(
+                counted=keep,
                 running_mean=torch.where(keep, self.pending_mean / count, self.running_mean),
                 running_var=torch.where(keep, self.pending_square / count, self.running_var),
             )
             for pending in (self.pending_mean, self.pending_square, self.pending_count):
                 pending.zero_()
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        found = super().options_from(bn, asked)
+        return {k: v for k, v in found.items() if not (asked.get("micro") and k in NOT_MICRO)}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)

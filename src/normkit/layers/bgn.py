@@ -66,6 +66,7 @@ class BGN(BatchNormalizer):
         remainder: str = "balanced",
         **options: Any,
     ) -> None:
+        self._positive("channels", channels)
         self.remainder = remainder
         if groups is None:
             self.groups = resolve_groups(channels, None, owner="BGN")
@@ -162,8 +163,8 @@ class BGN(BatchNormalizer):
         return self.each_sample(pooled, moments)
 
     @classmethod
-    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
-        return {**super().options_from(bn), "groups": bn.channels}
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        return {**super().options_from(bn, asked), "groups": bn.channels}
 
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         channels = Moments(bn.mean[None], bn.var[None], 1)

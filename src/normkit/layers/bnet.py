@@ -89,8 +89,8 @@ class BNET(BatchNormalizer):
         return epilogue(depthwise(standardized, self.weight, self.bias), residual, activation)
 
     @classmethod
-    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
-        return {**super().options_from(bn), "init": "dirac"}
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        return {**super().options_from(bn, asked), "init": "dirac"}
 
     def start_from(self, bn: TrainedBN) -> None:
         if self.weight is not None and self.bias is not None:

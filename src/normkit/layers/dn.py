@@ -21,7 +21,7 @@ class DN(BatchNormalizer):
     """Dynamic normalization, experimental: which samples and channels share statistics is learned.
 
     Formula, with m and v the moments of each sample and channel:
-        mean = A m, var = A (v + m²) − mean², A an average over blocks
+        mean = A m, var = A (v + (m − mean)²), A an average over blocks
         y = weight · (x − mean) / √(var + eps) + bias
         blocks double in size for every gate that is open: channel_gates over runs of 2, 4, …
         channels, batch_gates over runs of 2, 4, … samples
@@ -101,7 +101,7 @@ class DN(BatchNormalizer):
         return True
 
     def check_size(self, x: Tensor) -> None:
-        if self.training and x.shape[0] % self.batch:
+        if self.uses_batch() and x.shape[0] % self.batch:
             raise ShapeError(
                 f"{title(self)} links {self.batch} samples and expects a multiple of that in "
                 f"training, got {x.shape[0]}. Try drop_last=True."
@@ -110,44 +110,37 @@ class DN(BatchNormalizer):
     def coefficients(self, moments: Moments | None) -> Coefficients:
         assert moments is not None
         mean, var = moments.mean, moments.var
-        pivot = mean.detach().mean()  # near the means, so that the difference below is exact
         if self.uses_batch():
             self.track(moments.pooled(samples=None))
-            first = self._linked(mean - pivot, samples=True)
-            second = self._linked(var + (mean - pivot).square(), samples=True)
-        else:
-            if self.batch_gates is not None:
-                running, linked = self.running(), (self.batch_gates >= 0).any()
-                mean = torch.where(linked, running.mean, mean)
-                var = torch.where(linked, running.var, var)
-            first = self._linked(mean - pivot, samples=False)
-            second = self._linked(var + (mean - pivot).square(), samples=False)
-        spread = torch.clamp(second - first.square(), min=0)
-        found = Moments(first + pivot, spread, 1).standardizing(self.eps)
-        return found.then(self.weight, self.bias)
-
-    def _linked(self, table: Tensor, samples: bool) -> Tensor:
-        """The table (N, C) averaged over the blocks that the open gates make."""
-        table = _averaged(table, self.channel_gates)
-        return _averaged(table.mT, self.batch_gates).mT if samples else table  # over (C, N)
+            mean, var = (t.mT for t in _linked(mean.mT, var.mT, self.batch_gates))  # over samples
+        elif self.batch_gates is not None:
+            running, linked = self.running(), (self.batch_gates >= 0).any()
+            mean = torch.where(linked, running.mean, mean)
+            var = torch.where(linked, running.var, var)
+        mean, var = _linked(mean, var, self.channel_gates)
+        return Moments(mean, var, 1).standardizing(self.eps).then(self.weight, self.bias)
 
     def track(self, pooled: Moments) -> None:
         if isinstance(pooled.count, int) and pooled.count > 1:
             super().track(pooled)
 
     @classmethod
-    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
-        return {**super().options_from(bn), "batch": 2, "start": "bn"}
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        return {**super().options_from(bn, asked), "batch": 2, "start": "bn"}
 
 
-def _averaged(table: Tensor, gates: Tensor | None) -> Tensor:
-    """Rows (…, S) averaged over runs of 2, 4, … entries, a doubling for each open gate."""
+def _linked(mean: Tensor, var: Tensor, gates: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Moments (…, S) pooled over runs of 2, 4, … entries, a doubling for each open gate.
+
+    Runs are merged pair by pair about their common mean, so nothing cancels. The gate's own
+    gradient is that of the step it takes: straight through the sign.
+    """
     if gates is None:
-        return table
-    opened = (gates >= 0).to(table.dtype)
-    opened = opened + gates - gates.detach()  # straight through: the gate's gradient is a step's
+        return mean, var
+    opened = (gates >= 0).to(mean.dtype) + gates - gates.detach()
     for i, gate in enumerate(opened):
-        pairs = table.unflatten(1, (-1, 2, 1 << i))
-        mean = pairs.mean(2, keepdim=True).expand_as(pairs)
-        table = (pairs + gate * (mean - pairs)).flatten(1)
-    return table
+        m, v = (table.unflatten(1, (-1, 2, 1 << i)) for table in (mean, var))
+        centre = m.mean(2, keepdim=True)
+        within = (v + (m - centre).square()).mean(2, keepdim=True)
+        mean, var = ((t + gate * (u - t)).flatten(1) for t, u in ((m, centre), (v, within)))
+    return mean, var

@@ -47,12 +47,13 @@ class FrozenBN(Normalizer):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, channels: int, *, scale_init: float = 1.0, **options: Any) -> None:
-        super().__init__(channels, **{**options, "affine": False})
+    withheld = frozenset({"affine"})
+
+    def __init__(self, channels: int, **options: Any) -> None:
+        super().__init__(channels, **options)
+        self._withhold(affine=(self.affine, True))
         del self.weight, self.bias
-        self.affine = True
-        self.scale_init = scale_init
-        self.register_buffer("weight", self._statistic(scale_init))
+        self.register_buffer("weight", self._statistic(self.scale_init))
         self.register_buffer("bias", self._statistic(0.0))
         self.register_buffer("running_mean", self._statistic(0.0))
         self.register_buffer("running_var", self._statistic(1.0))
@@ -63,6 +64,10 @@ class FrozenBN(Normalizer):
     def coefficients(self, moments: Moments | None) -> Coefficients:
         stored = Moments(self.running_mean[None], self.running_var[None], count=1)
         return stored.standardizing(self.eps).then(self.weight, self.bias)
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        return {"eps": bn.eps}
 
     def start_from(self, bn: TrainedBN) -> None:
         super().start_from(bn)

@@ -9,10 +9,11 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.moments import Coefficients
+from normkit.core.naming import title
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
 from normkit.engine.whitening import whiten_groups
-from normkit.errors import OptionError
+from normkit.errors import OptionError, ShapeError
 from normkit.layers.base import Normalizer
 
 USUAL_GROUPS = 64
@@ -30,6 +31,8 @@ class GW(Normalizer):
     the same in eval mode. No buffers.
 
     Shapes: (N, C, *spatial) to the same. Full rank needs C/groups · positions ≥ groups.
+
+    The exact method has a gradient only where the eigenvalues differ: train with newton.
 
     Use when: a batch-free layer for XBN blocks that also decorrelates.
     Avoid when: speed matters; it needs a groups × groups matrix a sample.
@@ -75,6 +78,13 @@ class GW(Normalizer):
         self.method = self._choice("method", method, ("newton", "eigh"))
         if self.method == "eigh" and self.eps == 0:
             raise OptionError('GW expects eps > 0 with method="eigh".')
+
+    def check_size(self, x: Tensor) -> None:
+        if x[0].numel() == self.groups:
+            raise ShapeError(
+                f"{title(self)} expects more than one value per group, got input "
+                f"{tuple(x.shape)} with {self.groups} groups. Try fewer groups."
+            )
 
     def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         white = whiten_groups(x, self.groups, self.eps, self.iterations, self.method)

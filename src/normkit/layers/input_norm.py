@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.bn import BN
 
@@ -65,6 +66,8 @@ class InputNorm(BN):
         **options: Any,
     ) -> None:
         if mode != "bn":  # nothing to learn, nothing to track
+            if extra := options.keys() - {"device", "dtype"}:
+                raise OptionError(f"InputNorm(mode={mode!r}) has no {', '.join(sorted(extra))}.")
             options = {**options, "affine": False, "track_running_stats": False}
         super().__init__(channels, **options)
         self.mode = self._choice("mode", mode, ("bn", "fixed", "dataset", "none"))
@@ -85,14 +88,17 @@ class InputNorm(BN):
     def _given(self, option: str, values: Sequence[float] | None) -> Tensor | None:
         if values is None:
             return None
-        like = self._statistic(0.0)
-        table = torch.as_tensor(values, dtype=like.dtype, device=like.device)
-        if table.shape != (self.channels,) or (option == "std" and not (table > 0).all()):
+        if len(values) != self.channels or (option == "std" and min(values) <= 0):
             raise OptionError(
                 f"InputNorm expects {option} to be {self.channels} numbers"
                 f"{' above zero' if option == 'std' else ''}, got {values!r}."
             )
-        return table
+        like = self._statistic(0.0)
+        return torch.tensor([float(v) for v in values], dtype=like.dtype, device=like.device)
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        return super().options_from(bn, asked) if asked.get("mode", "bn") == "bn" else {}
 
     def uses_moments(self) -> bool:
         return self.mode == "bn" and super().uses_moments()

@@ -76,8 +76,8 @@ class RBN(BatchNormalizer):
         return standardized.then(s, None).then(self.weight, self.bias)
 
     @classmethod
-    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
-        return {**super().options_from(bn), "affine": True}  # the weight undoes the gate
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        return {**super().options_from(bn, asked), "affine": True}  # the weight undoes the gate
 
     def start_from(self, bn: TrainedBN) -> None:
         super().start_from(bn)

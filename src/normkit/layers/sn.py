@@ -11,7 +11,7 @@ from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
 from normkit.core.trained import TrainedBN
-from normkit.errors import ShapeError
+from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer, over_runs
 
 
@@ -62,6 +62,12 @@ class SN(BatchNormalizer):
         **options: Any,
     ) -> None:
         self.second_start = var_init
+        if not use_bn:
+            if extra := options.keys() & {"momentum", "virtual_batch", "track_running_stats"}:
+                raise OptionError(
+                    f"SN(use_bn=False) has no batch part, so no {', '.join(sorted(extra))}."
+                )
+            options = {**options, "track_running_stats": False}
         super().__init__(channels, **options)
         self.use_bn, self.unbiased, self.var_init = use_bn, unbiased, var_init
         parts = 3 if use_bn else 2
@@ -102,6 +108,11 @@ class SN(BatchNormalizer):
             mean, var = over_runs(pooled.mean, pooled), over_runs(pooled.var, pooled)
             self.remember(running_mean=mean, running_var=var)
         return self.each_sample(pooled, moments)
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        found = super().options_from(bn, asked)
+        return found if asked.get("use_bn", True) else {k: found[k] for k in ("eps", "affine")}
 
     def start_from(self, bn: TrainedBN) -> None:
         super().start_from(bn)

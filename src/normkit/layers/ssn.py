@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.running import is_recomputation
 from normkit.core.simplex import corner_radius, sparsestmax
 from normkit.errors import OptionError
 from normkit.layers.sn import SN
@@ -63,7 +64,8 @@ class SSN(SN):
         self.anneal_steps = anneal_steps
         parts = self.mean_weight.shape[0]
         self.full_radius = corner_radius(parts)
-        self.register_buffer("radius", self._statistic(0.0, 1)[0].clone())
+        # (1,) and not (): torch.compile forgets writes to a buffer without axes (torch 2.13)
+        self.register_buffer("radius", self._statistic(0.0, 1))
         self.register_buffer("mean_choice", self._statistic(0.0, parts))
         self.register_buffer("var_choice", self._statistic(0.0, parts))
 
@@ -77,7 +79,7 @@ class SSN(SN):
         return torch.where(choice.any(), choice.clone(), share)
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
-        if self.training:
+        if self.training and not is_recomputation():
             self.settle()
         return super().coefficients(moments)
 
@@ -85,8 +87,8 @@ class SSN(SN):
     def settle(self) -> None:
         """Let the radius follow the batches, and keep a mixture that has become a single one."""
         if self.anneal_steps is not None and self.num_batches_tracked is not None:
-            progress = (self.num_batches_tracked / self.anneal_steps).clamp(max=1)
-            self.radius.copy_(self.full_radius * progress)
+            seen = self.num_batches_tracked.to(self.radius.dtype)
+            self.radius.copy_(self.full_radius * (seen / self.anneal_steps).clamp(max=1))
         for weight, choice in (
             (self.mean_weight, self.mean_choice),
             (self.var_weight, self.var_choice),

@@ -265,8 +265,8 @@ class UBN(BatchNormalizer):
     # ---------------------------------------------------------------- from a trained batch norm
 
     @classmethod
-    def options_from(cls, bn: TrainedBN) -> dict[str, Any]:
-        return {**super().options_from(bn), "affine": True, "affine_init": "dirac"}
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        return {**super().options_from(bn, asked), "affine": True, "affine_init": "dirac"}
 
     def start_from(self, bn: TrainedBN) -> None:
         s = 1.0 if self.gate_bias is None else torch.sigmoid(self.gate_bias)
