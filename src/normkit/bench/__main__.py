@@ -43,7 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     run = Run(environment(options))
     run.environment["freed memory"] = "kept" if measure.keep_memory() else "returned"
-    print(report.environment(run))
     device = torch.device(options.device)
     settings = [
         Setting(shape, memory, DTYPES[dtype], device)
@@ -53,20 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compiler = contest.Compiler()
     rate = measure.copy_rate(device) if device.type == "cuda" else None
     if rate is not None:
-        run.environment["copy rate (TB/s)"] = round(rate / 1e12, 2)
+        run.environment["copy rate in TB/s"] = round(rate / 1e12, 2)
+    print(report.environment(run), flush=True)
     for setting in settings:
         table = Table(setting, floor=None if rate is None else 8 * setting.input_bytes / rate)
         if not check(table, options.layers, progress):
             return 1
-        for name in [row.layer for row in table.rows if not row.note]:
+        for i, (name, refused) in enumerate([(row.layer, row.note) for row in table.rows]):
             progress(f"{setting}: measuring {name}")
-            found = contest.row(
-                name, setting, options.repeats, compiler if name in options.compile else None
-            )
-            table.rows[[row.layer for row in table.rows].index(name)] = found
+            if not refused:
+                wanted = compiler if name in options.compile else None
+                table.rows[i] = contest.row(name, setting, options.repeats, wanted)
         progress.clear()
         run.tables.append(table)
-        print(f"\n{report.text(table)}")
+        print(f"\n{report.text(table)}", flush=True)
     run.remarks += compiler.reasons
     for remark in run.remarks:
         print(remark)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -83,7 +84,9 @@ def replayed(step: Step) -> Step | None:
     """The step as a CUDA graph, whose replay costs GPU time only; None where it cannot be one."""
     torch.cuda.empty_cache()  # graphs have memory of their own: leave them some
     # a failed capture leaves the random generator unusable, so what would fail is found before
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it does not find everything, says torch
+        torch.cuda.set_sync_debug_mode("error")
     try:
         step()
     except RuntimeError:  # the step waits for the GPU somewhere
@@ -145,7 +148,8 @@ def kernels(step: Step) -> int | None:
     from torch.profiler import ProfilerActivity, profile
 
     found = None
-    with suppress(RuntimeError):
+    with suppress(RuntimeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as record:
             step()

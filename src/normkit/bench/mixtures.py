@@ -92,7 +92,8 @@ def dn(s: State, x: Tensor) -> Tensor:
     if s.training:
         batch_moments(s, x)  # to track them
     if s.training and s.batch_gates is not None:
-        samples = torch.kron(torch.eye(n // s.batch).to(x), _links(s.batch_gates))  # (N, N)
+        blocks = torch.eye(n // s.batch, dtype=x.dtype, device=x.device)
+        samples = torch.kron(blocks, _links(s.batch_gates))  # (N, N)
         mean, second = samples @ mean, samples @ second
     elif s.batch_gates is not None:
         opened = (s.batch_gates >= 0).any()
@@ -106,9 +107,10 @@ def dn(s: State, x: Tensor) -> Tensor:
 
 def _links(gates: Tensor) -> Tensor:
     """Who averages with whom: a Kronecker product with a factor for each doubling."""
-    alone, together = torch.eye(2).to(gates), torch.full((2, 2), 0.5).to(gates)
+    together = gates.new_full((2, 2), 0.5)
+    alone = torch.eye(2, dtype=gates.dtype, device=gates.device)
     opened = (gates >= 0).to(gates.dtype) + gates - gates.detach()  # straight through
-    links = torch.ones(1, 1).to(gates)
+    links = gates.new_ones(1, 1)
     for gate in opened:
         links = torch.kron(alone + gate * (together - alone), links)
     return links
