@@ -139,11 +139,11 @@ def sn(x: Array, state: State, options: Options, training: bool) -> Answer:
 
 def ssn(x: Array, state: State, options: Options, training: bool) -> Answer:
     """In training the radius follows the batches, and a mixture of one part is final."""
-    radius, buffers = float(state["radius"]), {}
+    radius, buffers = float(state["radius"].item()), {}
     if training and options.get("anneal_steps") is not None:
         progress = min(1.0, state["num_batches_tracked"] / options["anneal_steps"])
         radius = math.sqrt(1 - 1 / len(state["mean_weight"])) * progress
-        buffers["radius"] = np.array(radius)
+        buffers["radius"] = np.array([radius])
     shares = []
     for weight, choice in (("mean_weight", "mean_choice"), ("var_weight", "var_choice")):
         share = state[choice] if state[choice].any() else sparsestmax(state[weight], radius)

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from cases import ACTIVATION
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import normkit as nk
+from cases import ACTIVATION
 from normkit.core.layout import Channels, Pieces, Pixels
 from normkit.core.pieces import cut
 from normkit.engine import normalize, plain, torch_backend

@@ -7,11 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from cases import build, inputs
 from hypothesis import given
 from hypothesis import strategies as st
 
 import normkit as nk
+from cases import build, inputs
 from normkit.core.groups import resolve_groups
 from normkit.core.moments import Moments, spread
 from normkit.core.pieces import cut

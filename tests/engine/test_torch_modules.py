@@ -12,12 +12,12 @@ import pickle
 
 import pytest
 import torch
-from cases import same_buffers
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing._internal.common_modules import module_db
 
 import normkit as nk
+from cases import same_buffers
 
 
 def as_bn(

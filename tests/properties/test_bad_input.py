@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from cases import ACTIVATION, CHANNELS, build, inputs
 from torch import nn
 
 import normkit as nk
+from cases import ACTIVATION, CHANNELS, build, inputs
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError, UnknownName
 
 POOLING = ["bn", "ghost_bn", "input_norm", "shifted_bn", "rbn", "iebn", "bnet", "ubn", "ibn", "bcn"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import ACTIVATION, CHANNELS, build, every, inputs, label
 from torch import nn
 
 import normkit as nk
+from cases import ACTIVATION, CHANNELS, build, every, inputs, label
 from normkit import catalog
 
 
@@ -121,7 +121,7 @@ def test_pools_samples(name):
 
 @pytest.mark.parametrize("name", ACTIVATION)
 def test_family(name):
-    """A family layer is one affine map per sample and channel (or strip): y is linear in x there."""
+    """A family layer is one affine map per sample and channel: y is linear in x there."""
     layer = build((name, {})).eval()
     x = inputs(2, (5, 5))
     y = layer(x)

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+
 from cases import build, every, inputs, label
 
 SIZES = {"vector": (), "line": (5,), "map": (4, 3), "volume": (3, 2, 4)}

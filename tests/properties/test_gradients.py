@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import FORMATS, build, every, inputs, label, same_buffers
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+
+from cases import FORMATS, build, every, inputs, label, same_buffers
 
 
 def stops_gradients(case):

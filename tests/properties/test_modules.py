@@ -8,10 +8,10 @@ import pickle
 
 import pytest
 import torch
-from cases import build, every, inputs, label
 from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
+from cases import build, every, inputs, label
 
 
 def run(layer, x):

@@ -26,6 +26,7 @@ class Layout(Protocol):
     """What the backends need to know about the cells of a tensor."""
 
     count: int | Tensor  # values in a cell
+    columns: int  # cells in a sample
 
     def view(self, x: Tensor) -> Tensor:
         """The dense view of a tensor of the layout's shape; copies only if x is laid otherwise."""
@@ -44,6 +45,9 @@ class Layout(Protocol):
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum of each cell, from values shaped like the view to a laid table."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of each cell, likewise."""
 
     def over(self, laid: Tensor) -> Tensor:
         """A laid table, made to broadcast with the view."""
@@ -76,6 +80,9 @@ class _Dense:
     def sum(self, values: Tensor) -> Tensor:
         return values.sum(1, keepdim=True)
 
+    def mean(self, values: Tensor) -> Tensor:
+        return values.mean(1, keepdim=True)
+
     def over(self, laid: Tensor) -> Tensor:
         return laid
 
@@ -89,6 +96,7 @@ class Channels(_Dense):
     def __init__(self, x: Tensor, strips: int = 1) -> None:
         super().__init__(x)
         self.strips = strips
+        self.columns = x.shape[1] * strips
         self.count: int | Tensor = math.prod(x.shape[2:]) // strips
 
     def view(self, x: Tensor) -> Tensor:
@@ -116,6 +124,7 @@ class Pixels(_Dense):
 
     def __init__(self, x: Tensor) -> None:
         super().__init__(x)
+        self.columns = math.prod(x.shape[2:])
         self.count: int | Tensor = x.shape[1]
 
     def view(self, x: Tensor) -> Tensor:
@@ -141,7 +150,7 @@ class Pieces(_Dense):
         # in the order of memory, so that channels_last needs no copy
         self.index = (piece.mT if self.channels_last else piece).reshape(-1)
         self.count: int | Tensor = count
-        self.pieces = count.shape[0]
+        self.columns = count.shape[0]
 
     def view(self, x: Tensor) -> Tensor:
         return self._dense(x).view(self.shape[0], -1)
@@ -153,8 +162,11 @@ class Pieces(_Dense):
         return table
 
     def sum(self, values: Tensor) -> Tensor:
-        zeros = values.new_zeros(values.shape[0], self.pieces)
+        zeros = values.new_zeros(values.shape[0], self.columns)
         return zeros.index_add(1, self.index, values)
+
+    def mean(self, values: Tensor) -> Tensor:
+        return self.sum(values) / self.count
 
     def over(self, laid: Tensor) -> Tensor:
         return laid.index_select(1, self.index)

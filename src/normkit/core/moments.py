@@ -22,11 +22,19 @@ class Coefficients(NamedTuple):
     def then(self, scale: Tensor | None, shift: Tensor | None) -> Coefficients:
         """The map followed by another one. Normalizers are closed under composition."""
         a, b = self
-        if scale is not None:
-            a, b = a * scale, b * scale
-        if shift is not None:
-            b = b + shift
-        return Coefficients(a, b)
+        if scale is None:
+            return Coefficients(a, b if shift is None else b + shift)
+        return Coefficients(
+            a * scale, b * scale if shift is None else torch.addcmul(shift, b, scale)
+        )
+
+    def after_adding(self, table: Tensor | None) -> Coefficients:
+        """The map, preceded by the addition of a table."""
+        return self if table is None else Coefficients(self.scale, self.of(table))
+
+    def of(self, table: Tensor) -> Tensor:
+        """The map applied to a table, such as the means."""
+        return torch.addcmul(self.shift, self.scale, table)
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,7 @@ class Moments:
 
     def after(self, map: Coefficients) -> Moments:
         """The moments of the tensor once ``map`` has been applied to it."""
-        a, b = map
-        return Moments(a * self.mean + b, a.square() * self.var, self.count)
+        return Moments(map.of(self.mean), map.scale.square() * self.var, self.count)
 
     def pooled(self, *, samples: int | None = 1, channels: int | None = 1) -> Moments:
         """Pool runs of ``samples`` and runs of ``channels``; None means all of them.
@@ -94,7 +101,7 @@ class Moments:
     def standardizing(self, eps: float) -> Coefficients:
         """The map that brings these moments to mean 0 and variance var / (var + eps)."""
         scale = torch.rsqrt(self.var + eps)
-        return Coefficients(scale, -self.mean * scale)
+        return Coefficients(scale, -(self.mean * scale))
 
     def unbiased(self, correction: int = 1) -> Tensor:
         """The variance divided by count − correction instead of count."""

@@ -18,9 +18,14 @@ class Cut(NamedTuple):
     group: Tensor  # (P,)
 
 
-@lru_cache(maxsize=256)
 def cut(channels: int, positions: int, groups: int, device: torch.device) -> Cut:
     """Value d, in the order of channel then position, belongs to group ⌊d·G/D⌋."""
+    if torch.compiler.is_compiling():  # which traces this once and keeps the result itself
+        return _cut(channels, positions, groups, device)
+    return _remembered(channels, positions, groups, device)
+
+
+def _cut(channels: int, positions: int, groups: int, device: torch.device) -> Cut:
     total = channels * positions
     edges = {-(-g * total // groups) for g in range(groups)}  # the first d of each group
     starts = sorted(edges | set(range(0, total, positions)))
@@ -29,3 +34,6 @@ def cut(channels: int, positions: int, groups: int, device: torch.device) -> Cut
     piece = torch.repeat_interleave(torch.arange(len(starts)), count)
     parts = (piece.reshape(channels, positions), count, first // positions, first * groups // total)
     return Cut(*(part.to(device) for part in parts))
+
+
+_remembered = lru_cache(maxsize=256)(_cut)

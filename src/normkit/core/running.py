@@ -20,7 +20,7 @@ def is_recomputation() -> bool:
 
 def all_finite(tables: Iterable[Tensor]) -> Tensor:
     """One boolean on the tables' device: no host synchronisation."""
-    return torch.stack([torch.isfinite(table).all() for table in tables]).all()
+    return torch.isfinite(torch.cat([table.detach().flatten() for table in tables])).all()
 
 
 def blend(buffer: Tensor, new: Tensor, weight: float | Tensor, where: Tensor) -> None:
@@ -29,4 +29,4 @@ def blend(buffer: Tensor, new: Tensor, weight: float | Tensor, where: Tensor) ->
     ``weight`` is the weight of the new value, as in torch.nn.
     """
     new = new.detach().to(buffer.dtype).reshape(buffer.shape)
-    buffer.copy_(torch.where(where, buffer + weight * (new - buffer), buffer))
+    buffer.copy_(torch.where(where, torch.lerp(buffer, new, weight), buffer))

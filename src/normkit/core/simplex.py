@@ -38,7 +38,11 @@ def sparsestmax(z: Tensor, radius: Tensor) -> Tensor:
     pushed = side + torch.sqrt(rest) * _direction(along)
     far = torch.where(inside.all(), far, pushed)
     found = torch.where(reach.square().sum() >= radius.square(), near, far)
-    found = torch.where(found > 16 * torch.finfo(z.dtype).eps, found, 0)  # rounding is not a share
+    # rounding must neither keep the last weight from being a whole one, nor be a share itself
+    tiny = 16 * torch.finfo(z.dtype).eps
+    at_corner = (radius >= corner_radius(k) * (1 - tiny)) & (reach != 0).any()
+    corner = (torch.arange(k, device=z.device) == z.argmax()).to(z.dtype)
+    found = torch.where(at_corner, corner, torch.where(found > tiny, found, 0))
     return found / found.sum()
 
 

@@ -79,11 +79,8 @@ def expression_wanted() -> bool:
 
 def _tables(found: Coefficients, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """The coefficients as whole tables (N, K); autograd sums what broadcasting repeated."""
-    rows = x.shape[0]
-    scale, shift = torch.broadcast_tensors(found.scale, found.shift)
-    if scale.shape[0] != rows:
-        scale, shift = scale.expand(rows, -1), shift.expand(rows, -1)
-    return scale, shift
+    size = (x.shape[0], layout.columns)
+    return found.scale.expand(size), found.shift.expand(size)
 
 
 class _Link:
@@ -144,7 +141,11 @@ class _Affine(torch.autograd.Function):
         layout: Layout,
         link: _Link | None,
     ) -> Any:
-        ctx.save_for_backward(x, scale, shift, residual if act != "none" else None)
+        recomputes = act != "none"
+        keeps_x = recomputes or ctx.needs_input_grad[2]  # a fixed map needs only its scale
+        ctx.save_for_backward(
+            x if keeps_x else None, scale, shift, residual if recomputes else None
+        )
         ctx.act, ctx.layout, ctx.link = act, layout, link
         return backend.affine(x, scale, shift, residual, act, layout)
 
@@ -152,6 +153,7 @@ class _Affine(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,) = grads
         x, scale, shift, residual = ctx.saved_tensors
+        x = grad if x is None else x  # of the right shape; its values have no effect then
         needs_x, _, needs_scale, needs_shift, needs_residual = ctx.needs_input_grad[:5]
         passes = plain if torch.is_grad_enabled() else backend
         layout, act = ctx.layout, ctx.act

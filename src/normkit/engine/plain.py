@@ -16,8 +16,8 @@ from normkit.engine.epilogue import before, epilogue
 
 def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     cells = layout.view(x).to(statistics_dtype(x.dtype))
-    mean = layout.sum(cells) / layout.count
-    var = layout.sum((cells - layout.over(mean)).square()) / layout.count
+    mean = layout.mean(cells)
+    var = layout.mean((cells - layout.over(mean)).square())
     return layout.lift(mean), layout.lift(var)
 
 

@@ -142,5 +142,7 @@ def _linked(mean: Tensor, var: Tensor, gates: Tensor | None) -> tuple[Tensor, Te
         m, v = (table.unflatten(1, (-1, 2, 1 << i)) for table in (mean, var))
         centre = m.mean(2, keepdim=True)
         within = (v + (m - centre).square()).mean(2, keepdim=True)
-        mean, var = ((t + gate * (u - t)).flatten(1) for t, u in ((m, centre), (v, within)))
+        # the last term is zero for a gate of 0 or 1, but not its gradient
+        var = v + gate * (within - v) + gate * (1 - gate) * (centre - m).square()
+        mean, var = (m + gate * (centre - m)).flatten(1), var.flatten(1)
     return mean, var

@@ -69,11 +69,10 @@ class RBN(BatchNormalizer):
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         assert moments is not None
-        calibrated = centered(moments, self.center_weight)
-        statistics = self.statistics(moments.after(calibrated))
-        standardized = calibrated.then(*statistics.standardizing(self.eps))
-        s = gate(moments.after(standardized).mean, self.gate_weight, self.gate_bias)
-        return standardized.then(s, None).then(self.weight, self.bias)
+        calibrated, added = centered(moments, self.center_weight)
+        standardized = self.statistics(calibrated).standardizing(self.eps)
+        s = gate(standardized.of(calibrated.mean), self.gate_weight, self.gate_bias)
+        return standardized.after_adding(added).then(s, None).then(self.weight, self.bias)
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
@@ -85,12 +84,12 @@ class RBN(BatchNormalizer):
             self.weight.div_(torch.sigmoid(self.gate_bias))
 
 
-def centered(moments: Moments, center_weight: Tensor | None) -> Coefficients:
-    """x + center_weight · m, a map that differs between samples."""
-    one = torch.ones_like(moments.mean)
+def centered(moments: Moments, center_weight: Tensor | None) -> tuple[Moments, Tensor | None]:
+    """The moments of x + center_weight · m, and what is added to x."""
     if center_weight is None:
-        return Coefficients(one, torch.zeros_like(one))
-    return Coefficients(one, center_weight * moments.mean)
+        return moments, None
+    added = center_weight * moments.mean
+    return Moments(moments.mean + added, moments.var, moments.count), added
 
 
 def gate(means: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:

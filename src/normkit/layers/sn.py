@@ -87,13 +87,17 @@ class SN(BatchNormalizer):
         """Weights that sum to one."""
         return torch.softmax(weight, 0)
 
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """How much each part counts for the mean and for the variance."""
+        return self.mixture(self.mean_weight), self.mixture(self.var_weight)
+
     def coefficients(self, moments: Moments | None) -> Coefficients:
         assert moments is not None
         own = Moments(moments.mean, moments.unbiased(int(self.unbiased)), moments.count)
         parts = [own, own.pooled(channels=self.channels)]
         if self.use_bn:
             parts.append(self.batch_part(own))
-        mean_share, var_share = self.mixture(self.mean_weight), self.mixture(self.var_weight)
+        mean_share, var_share = self.shares()
         mean = sum(share * part.mean for share, part in zip(mean_share, parts, strict=True))
         var = sum(share * part.var for share, part in zip(var_share, parts, strict=True))
         assert isinstance(mean, Tensor) and isinstance(var, Tensor)

@@ -78,20 +78,18 @@ class SSN(SN):
         share = sparsestmax(weight.to(choice.dtype), self.radius.clone())
         return torch.where(choice.any(), choice.clone(), share)
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
-        if self.training and not is_recomputation():
-            self.settle()
-        return super().coefficients(moments)
+    def shares(self) -> tuple[Tensor, Tensor]:
+        found = super().shares()
+        if self.training:
+            with torch.no_grad():  # once it is a single one it stays that one
+                for share, choice in zip(found, (self.mean_choice, self.var_choice), strict=True):
+                    choice.copy_(torch.where(share.max() == 1, share, choice))
+        return found
 
-    @torch.no_grad()
-    def settle(self) -> None:
-        """Let the radius follow the batches, and keep a mixture that has become a single one."""
-        if self.anneal_steps is not None and self.num_batches_tracked is not None:
+    def coefficients(self, moments: Moments | None) -> Coefficients:
+        if self.training and self.anneal_steps is not None and not is_recomputation():
+            assert self.num_batches_tracked is not None
             seen = self.num_batches_tracked.to(self.radius.dtype)
-            self.radius.copy_(self.full_radius * (seen / self.anneal_steps).clamp(max=1))
-        for weight, choice in (
-            (self.mean_weight, self.mean_choice),
-            (self.var_weight, self.var_choice),
-        ):
-            share = self.mixture(weight)
-            choice.copy_(torch.where(share.max() == 1, share, choice))
+            with torch.no_grad():
+                self.radius.copy_(self.full_radius * (seen / self.anneal_steps).clamp(max=1))
+        return super().coefficients(moments)

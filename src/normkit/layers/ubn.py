@@ -217,13 +217,13 @@ class UBN(BatchNormalizer):
 
     def gated(self, moments: Moments) -> tuple[Coefficients, Tensor | None]:
         """The map to s · x̂ (and the plain affine map, if there is no kernel), and the gate s."""
-        calibrated = centered(moments, self.center_weight)
+        calibrated, added = centered(moments, self.center_weight)
         raw = self.reading["stats_from"] == "raw"
-        statistics = self.rectified_statistics(moments if raw else moments.after(calibrated))
-        found = calibrated.then(*statistics.standardizing(self.eps))
-        s = None
+        statistics = self.rectified_statistics(moments if raw else calibrated)
+        standardized = statistics.standardizing(self.eps)
+        found, s = standardized.after_adding(added), None
         if self.gate_bias is not None:
-            s = gate_of(moments.after(found).mean, self.gate_weight, self.gate_bias)
+            s = gate_of(standardized.of(calibrated.mean), self.gate_weight, self.gate_bias)
             found = found.then(s, None)
         if self._convolves:
             return found, s
