@@ -6,12 +6,12 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import normkit as nk
 from cases import ACTIVATION
-from normkit.core.layout import Channels, Pieces, Pixels
+from normkit.core.layout import Batch, Channels, Pieces, Pixels
 from normkit.core.pieces import cut
 from normkit.engine import normalize, plain, torch_backend
 
@@ -33,24 +33,34 @@ def layouts(data, x):
     return {
         "channels": Channels(x),
         "strips": Channels(x, data.draw(st.sampled_from(divisors), label="strips")),
+        "batch": Batch(x),
         "pixels": Pixels(x),
         "pieces": Pieces(x, pieces.piece, pieces.size),
     }
 
 
-@pytest.mark.parametrize("kind", ["channels", "strips", "pixels", "pieces"])
+@pytest.mark.parametrize("kind", ["channels", "strips", "batch", "pixels", "pieces"])
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])
 @given(data=st.data(), n=st.integers(1, 5), channels=st.integers(1, 7), size=SPATIAL)
 @settings(max_examples=25)
 def test_backend_equals_specification(kind, activation, data, n, channels, size):
     """All four passes, every layout, any shape; and the specification equals autograd."""
     x = tensor(data, n, channels, size)
+    if kind == "batch":
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+        assume(Batch.fits(x))
     layout = layouts(data, x)[kind]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_backend, "TILE", data.draw(st.sampled_from([1 << 20, 40, 6])))
+        check_passes(data, x, layout, activation)
+
+
+def check_passes(data, x, layout, activation):
     mean, var = torch_backend.moments(x, layout)
     expected = plain.moments(x, layout)
     torch.testing.assert_close((mean, var), expected)
     scale, shift, constant, slope = (torch.randn_like(mean) for _ in range(4))
-    residual = tensor(data, n, channels, size) if data.draw(st.booleans()) else None
+    residual = torch.randn_like(x) if data.draw(st.booleans()) else None
     args = (scale, shift, residual, activation)
     y = torch_backend.affine(x, *args, layout)
     torch.testing.assert_close(y, plain.affine(x, *args, layout))

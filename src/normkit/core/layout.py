@@ -7,6 +7,7 @@ serves contiguous and channels_last tensors, whole channels, strips of channels 
     cells      memory          view                 table on the view
     channels   contiguous      (N·C·S, L/S)         (N·C·S, 1)
     channels   channels_last   (N·S, L/S, C)        (N·S, 1, C)
+    batch      channels_last   (1, N·L, C)          (1, 1, C)
     pixels     contiguous      (N, C, L)            (N, 1, L)
     pixels     channels_last   (N·L, C)             (N·L, 1)
     pieces     either          (N, D)               gathered by an index of D entries
@@ -26,7 +27,9 @@ class Layout(Protocol):
     """What the backends need to know about the cells of a tensor."""
 
     count: int | Tensor  # values in a cell
-    columns: int  # cells in a sample
+    rows: int  # of a table: samples, or one for the whole batch
+    columns: int  # of a table: cells in a row
+    splits: bool  # whether a part of axis 1 can be worked on alone
 
     def view(self, x: Tensor) -> Tensor:
         """The dense view of a tensor of the layout's shape; copies only if x is laid otherwise."""
@@ -56,8 +59,11 @@ class Layout(Protocol):
 class _Dense:
     """The shape and strides that every tensor of one call shares."""
 
+    splits = True
+
     def __init__(self, x: Tensor) -> None:
         self.shape = x.shape
+        self.rows = x.shape[0]
         self.channels_last = is_channels_last(x)
 
     def _dense(self, x: Tensor) -> Tensor:
@@ -119,6 +125,32 @@ class Channels(_Dense):
         return table.reshape(n, c * self.strips)
 
 
+class Batch(_Dense):
+    """Cells are channels of the whole batch, for maps that all samples share.
+
+    Only where channels run fastest in memory, as in (N, C) or channels_last tensors: see ``fits``.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(x)
+        self.channels_last = True  # of (N, C) as well
+        self.rows, self.columns = 1, x.shape[1]
+        self.count: int | Tensor = x.shape[0] * math.prod(x.shape[2:])
+
+    @staticmethod
+    def fits(x: Tensor) -> bool:
+        return x.dim() == 2 or is_channels_last(x)
+
+    def view(self, x: Tensor) -> Tensor:
+        return self._dense(x).view(1, -1, self.columns)
+
+    def lay(self, table: Tensor) -> Tensor:
+        return table.reshape(1, 1, -1)
+
+    def lift(self, table: Tensor) -> Tensor:
+        return table.reshape(1, -1)
+
+
 class Pixels(_Dense):
     """Cells are pixels: one position of one sample, over all channels. Table entry k = position."""
 
@@ -144,6 +176,8 @@ class Pieces(_Dense):
     The general, slower layout, for groups that cut channels unevenly. ``count`` (K,) says how
     many values each piece has.
     """
+
+    splits = False
 
     def __init__(self, x: Tensor, piece: Tensor, count: Tensor) -> None:
         super().__init__(x)

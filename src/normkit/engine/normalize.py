@@ -46,14 +46,14 @@ def normalize(
     layout = cells(x)
     if expression_wanted():
         found = Moments(*plain.moments(x, layout), layout.count) if use_moments else None
-        scale, shift = _tables(coefficients(found), x, layout)
+        scale, shift = _tables(coefficients(found), layout)
         return plain.affine(x, scale, shift, residual, activation, layout)
     link, found, through = None, None, x
     if use_moments:
         link = _Link()
         through, mean, var = _Moments.apply(x, layout, link)
         found = Moments(mean, var, layout.count)
-    scale, shift = _tables(coefficients(found), x, layout)
+    scale, shift = _tables(coefficients(found), layout)
     return _Affine.apply(through, x, scale, shift, residual, activation, layout, link)
 
 
@@ -77,9 +77,9 @@ def expression_wanted() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
-def _tables(found: Coefficients, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The coefficients as whole tables (N, K); autograd sums what broadcasting repeated."""
-    size = (x.shape[0], layout.columns)
+def _tables(found: Coefficients, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The coefficients as whole tables; autograd sums again what broadcasting repeated."""
+    size = (layout.rows, layout.columns)
     return found.scale.expand(size), found.shift.expand(size)
 
 

@@ -7,24 +7,40 @@ once although it takes several torch calls. Elsewhere a tile is the whole tensor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from normkit.core.layout import Layout
+from normkit.core.layout import Batch, Layout
 from normkit.core.precision import statistics_dtype
+from normkit.engine import native
 from normkit.engine.epilogue import before, epilogue_
 
 TILE = 1 << 20  # elements: 4 MB of float32, where a few calls a tile cost less than memory
 
 
+class Tile(NamedTuple):
+    """A part of the view, and the part of a laid table that belongs to it."""
+
+    cells: Any
+    table: slice
+
+
 def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each cell, tables (N, K): one read of x."""
     cells = layout.view(x)
+    if isinstance(layout, Batch) and native.serves(x):
+        mean, var = native.moments(cells)
+        return layout.lift(mean), layout.lift(var)
+    dtype = statistics_dtype(x.dtype)
+    tiles = list(_tiles(cells, layout))
+    if len(tiles) > 1 and cells.shape[0] == 1:
+        return _moments_of_one_row(cells, layout, tiles, dtype)
     means, variances = [], []
     scratch = None
-    for tile in _tiles(cells):
-        part = cells[tile].to(statistics_dtype(x.dtype))
+    for tile in tiles:
+        part = cells[tile.cells].to(dtype)
         mean = layout.mean(part)
         scratch = _squared_difference(part, layout.over(mean), _reuse(scratch, part))
         means.append(mean)
@@ -40,10 +56,10 @@ def affine(
     cells, result = layout.view(x), layout.view(out)
     a, b = layout.lay(scale), layout.lay(shift)
     rest = None if residual is None else layout.view(residual)
-    for tile in _tiles(cells):
+    for tile, table in _tiles(cells, layout):
         direct = result[tile] if x.dtype == a.dtype else None
         part = cells[tile].to(a.dtype)
-        y = _mapped(part, layout.over(a[tile]), layout.over(b[tile]), direct)
+        y = _mapped(part, layout.over(a[table]), layout.over(b[table]), direct)
         epilogue_(y, None if rest is None else rest[tile], act)
         if direct is None:
             result[tile] = y
@@ -65,22 +81,28 @@ def sums(
     One read of grad and x. The sign of what went into the activation is recomputed, not stored.
     """
     cells, dy = layout.view(x), layout.view(grad)
+    if isinstance(layout, Batch) and native.serves(x) and act == "none":
+        da, db = native.sums(dy, cells)
+        return layout.lift(da), layout.lift(db), grad if grad_residual else None
     a, b = layout.lay(scale), layout.lay(shift)
     rest = None if residual is None else layout.view(residual)
     keep = layout.like(x) if grad_residual and act != "none" else None
     kept = None if keep is None else layout.view(keep)
     scales, shifts = [], []
     scratch = None
-    for tile in _tiles(cells):
+    for tile, table in _tiles(cells, layout):
         part = cells[tile].to(a.dtype)
-        g = _before(dy[tile].to(a.dtype), part, a[tile], b[tile], rest, tile, act, layout)
+        between = None if rest is None else rest[tile]
+        g = _before(dy[tile].to(a.dtype), part, a[table], b[table], between, act, layout)
         scratch = torch.mul(g, part, out=_reuse(scratch, part))
         scales.append(layout.sum(scratch))
         shifts.append(layout.sum(g))
         if kept is not None:
             kept[tile] = g
     grad_of_residual = grad if grad_residual and act == "none" else keep
-    return layout.lift(torch.cat(scales)), layout.lift(torch.cat(shifts)), grad_of_residual
+    one_row = cells.shape[0] == 1
+    da, db = (sum(t[1:], t[0]) if one_row else torch.cat(t) for t in (scales, shifts))
+    return layout.lift(da), layout.lift(db), grad_of_residual
 
 
 def input_gradient(
@@ -101,33 +123,40 @@ def input_gradient(
     rest = None if residual is None else layout.view(residual)
     c0 = None if constant is None else layout.lay(constant)
     c1 = None if slope is None else layout.lay(slope)
-    for tile in _tiles(cells):
+    for tile, table in _tiles(cells, layout):
         part = cells[tile].to(a.dtype)
-        g = _before(dy[tile].to(a.dtype), part, a[tile], b[tile], rest, tile, act, layout)
+        between = None if rest is None else rest[tile]
+        g = _before(dy[tile].to(a.dtype), part, a[table], b[table], between, act, layout)
         direct = result[tile] if x.dtype == a.dtype else None
-        dx = _mapped(g, layout.over(a[tile]), None if c0 is None else layout.over(c0[tile]), direct)
+        added = None if c0 is None else layout.over(c0[table])
+        dx = _mapped(g, layout.over(a[table]), added, direct)
         if c1 is not None:
-            dx.addcmul_(part, layout.over(c1[tile]))
+            dx.addcmul_(part, layout.over(c1[table]))
         if direct is None:
             result[tile] = dx
     return out
 
 
+def _moments_of_one_row(
+    cells: Tensor, layout: Layout, tiles: list[Tile], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cells that are longer than a tile: the mean first, then the squares about it."""
+    parts = [cells[tile.cells] for tile in tiles]
+    mean = torch.stack([layout.sum(part.to(dtype)) for part in parts]).sum(0) / layout.count
+    over = layout.over(mean)
+    squares = [layout.sum(_squared_difference(part.to(dtype), over, None)) for part in parts]
+    return layout.lift(mean), layout.lift(torch.stack(squares).sum(0) / layout.count)
+
+
 def _before(
-    g: Tensor,
-    part: Tensor,
-    a: Tensor,
-    b: Tensor,
-    residual: Tensor | None,
-    tile: slice,
-    act: str,
-    layout: Layout,
+    g: Tensor, part: Tensor, a: Tensor, b: Tensor, residual: Tensor | None, act: str, layout: Layout
 ) -> Tensor:
+    """The gradient before the activation."""
     if act == "none":
         return g
     pre = _mapped(part, layout.over(a), layout.over(b), None)
     if residual is not None:
-        pre += residual[tile]
+        pre += residual
     return before(g, pre, act)
 
 
@@ -148,15 +177,20 @@ def _squared_difference(part: Tensor, mean: Tensor, out: Tensor | None) -> Tenso
 
 
 def _reuse(scratch: Tensor | None, part: Tensor) -> Tensor | None:
-    """The memory of the last tile, already in the cache, if this one fits."""
-    return None if scratch is None else scratch[: part.shape[0]]
+    """The memory of the last tile, already in the cache, if this one has its shape."""
+    if scratch is None or scratch.shape[1:] != part.shape[1:]:
+        return None
+    return scratch[: part.shape[0]]
 
 
-def _tiles(cells: Tensor) -> Iterator[slice]:
+def _tiles(cells: Tensor, layout: Layout) -> Iterator[Tile]:
+    """Cuts the view along its rows, or along its cells if there is but one row of them."""
     rows = cells.shape[0]
-    if cells.device.type != "cpu" or cells.numel() <= TILE:
-        yield slice(0, rows)
-        return
-    step = max(1, TILE * rows // cells.numel())
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
+    along = rows > 1 or not layout.splits
+    length = rows if along else cells.shape[1]
+    step = length
+    if cells.device.type == "cpu" and cells.numel() > TILE:
+        step = max(1, TILE * length // cells.numel())
+    for start in range(0, length, step):
+        part = slice(start, min(start + step, length))
+        yield Tile(part, part) if along else Tile((slice(None), part), slice(None))

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Moments, spread
 from normkit.core.naming import title
 from normkit.core.running import all_finite, blend, is_recomputation
@@ -33,6 +34,7 @@ class BatchNormalizer(Normalizer):
     num_batches_tracked: Tensor | None
     nonfinite_batches: Tensor
 
+    shares_map = False  # whether all samples of a batch get the same map
     second_buffer = "running_var"  # what is kept beside the mean
     second_start = 1.0
 
@@ -74,6 +76,11 @@ class BatchNormalizer(Normalizer):
         self.register_buffer("num_batches_tracked", count if track else None)
         self.register_buffer("nonfinite_batches", count.clone(), persistent=False)
         self._warned = False
+
+    def cells(self, x: Tensor) -> Layout:
+        # one table row for the whole batch where no sample needs its own
+        whole = self.shares_map and (self.virtual_batch or x.shape[0]) >= x.shape[0]
+        return Batch(x) if whole and Batch.fits(x) else Channels(x)
 
     def statistics_size(self) -> int:
         """How many running means there are."""

@@ -52,6 +52,7 @@ class BatchRenorm(BatchNormalizer):
         pools_samples=True,
         exact_from_bn=True,
     )
+    shares_map = True
     withheld = frozenset({"running_var_correction", "on_single"})
     second_buffer = "running_std"
     running_std: Tensor | None

@@ -57,6 +57,7 @@ class BGN(BatchNormalizer):
         pools_samples=True,
         exact_from_bn=True,
     )
+    shares_map = True
 
     def __init__(
         self,
@@ -114,7 +115,9 @@ class BGN(BatchNormalizer):
             pieces = cut(self.channels, positions, self.groups, x.device)
 
         def cells(x: Tensor) -> Layout:
-            return Channels(x, strips or 1) if pieces is None else Pieces(x, *pieces[:2])
+            if pieces is not None:
+                return Pieces(x, *pieces[:2])
+            return self.cells(x) if strips == 1 else Channels(x, strips or 1)
 
         return normalize(
             x,

@@ -47,6 +47,7 @@ class BN(BatchNormalizer):
         pools_samples=True,
         exact_from_bn=True,
     )
+    shares_map = True
     inner_weight: Tensor | None
 
     def __init__(self, channels: int, *, form: str = "standard", **options: Any) -> None:

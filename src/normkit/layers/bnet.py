@@ -56,6 +56,7 @@ class BNET(BatchNormalizer):
         pools_samples=True,
         exact_from_bn=True,
     )
+    shares_map = True
 
     def __init__(
         self,

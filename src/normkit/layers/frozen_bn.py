@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.trained import TrainedBN
 from normkit.layers.base import Normalizer
@@ -57,6 +58,9 @@ class FrozenBN(Normalizer):
         self.register_buffer("bias", self._statistic(0.0))
         self.register_buffer("running_mean", self._statistic(0.0))
         self.register_buffer("running_var", self._statistic(1.0))
+
+    def cells(self, x: Tensor) -> Layout:
+        return Batch(x) if Batch.fits(x) else Channels(x)
 
     def uses_moments(self) -> bool:
         return False

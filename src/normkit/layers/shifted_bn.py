@@ -46,6 +46,7 @@ class ShiftedBN(BatchNormalizer):
         pools_samples=True,
         exact_from_bn=True,
     )
+    shares_map = True
     target_mean: Tensor
     target_std: Tensor
 
