@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import zlib
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import torch
 
 from normkit import errors
 
+if not torch.cuda.is_available():  # kernels are interpreted; Triton reads this when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.set_num_threads(1)  # sums in one order; and two workers do not fight for two cores
 
 

@@ -3,6 +3,7 @@
 from normkit.catalog import make, names
 from normkit.conversion.weights import fold_weights, standardize
 from normkit.core.card import Card
+from normkit.engine.backends import use_backend
 from normkit.errors import NonFiniteWarning, NormkitError
 from normkit.layers import (
     BCN,
@@ -33,6 +34,7 @@ from normkit.layers import (
 )
 from normkit.layers.base import Normalizer
 from normkit.layers.following import follow_learning_rate
+from normkit.layers.reasons import why
 
 __version__ = "0.1.0"
 
@@ -69,6 +71,8 @@ __all__ = [
     "SSN",
     "standardize",
     "UBN",
+    "use_backend",
+    "why",
     "WN",
     "WS",
 ]

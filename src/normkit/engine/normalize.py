@@ -20,7 +20,7 @@ from torch import Tensor
 from normkit.core.layout import Channels, Layout, is_channels_last
 from normkit.core.moments import Coefficients, Moments
 from normkit.engine import plain
-from normkit.engine import torch_backend as backend
+from normkit.engine.backends import choose
 from normkit.engine.epilogue import check
 
 CoefficientFunction = Callable[[Moments | None], Coefficients]
@@ -100,7 +100,7 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: Layout, link: _Link) -> Any:
-        mean, var = backend.moments(x, layout)
+        mean, var = choose(x, layout).moments(x, layout)
         ctx.save_for_backward(x, mean)
         ctx.layout, ctx.link = layout, link
         ctx.set_materialize_grads(False)
@@ -118,7 +118,7 @@ class _Moments(torch.autograd.Function):
         if grad is None:
             return plain.moments_gradient(x, constant, slope, layout), None, None
         (scale, shift, residual, act), ctx.link.map = ctx.link.map, None
-        passes = plain if torch.is_grad_enabled() else backend
+        passes = plain if torch.is_grad_enabled() else choose(x, layout)
         dx = passes.input_gradient(grad, x, scale, shift, residual, act, constant, slope, layout)
         return dx, None, None
 
@@ -147,7 +147,7 @@ class _Affine(torch.autograd.Function):
             x if keeps_x else None, scale, shift, residual if recomputes else None
         )
         ctx.act, ctx.layout, ctx.link = act, layout, link
-        return backend.affine(x, scale, shift, residual, act, layout)
+        return choose(x, layout).affine(x, scale, shift, residual, act, layout)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -155,8 +155,8 @@ class _Affine(torch.autograd.Function):
         x, scale, shift, residual = ctx.saved_tensors
         x = grad if x is None else x  # of the right shape; its values have no effect then
         needs_x, _, needs_scale, needs_shift, needs_residual = ctx.needs_input_grad[:5]
-        passes = plain if torch.is_grad_enabled() else backend
         layout, act = ctx.layout, ctx.act
+        passes = plain if torch.is_grad_enabled() else choose(x, layout)
         dx = da = db = dr = None
         if needs_scale or needs_shift or (needs_residual and act != "none"):
             da, db, dr = passes.sums(grad, x, scale, shift, residual, act, layout, needs_residual)

@@ -107,22 +107,26 @@ class BGN(BatchNormalizer):
         strips, rest = divmod(self.groups, self.channels)
         return None if rest or positions % strips else strips
 
-    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+    def division(self, x: Tensor) -> tuple[int, Cut | None]:
+        """Strips a channel, and the pieces if the cut is uneven."""
         positions = x[0, 0].numel()
         strips = self.strips(positions)
-        pieces = None
         if strips is None:
-            pieces = cut(self.channels, positions, self.groups, x.device)
+            return 1, cut(self.channels, positions, self.groups, x.device)
+        return strips, None
 
-        def cells(x: Tensor) -> Layout:
-            if pieces is not None:
-                return Pieces(x, *pieces[:2])
-            return self.cells(x) if strips == 1 else Channels(x, strips or 1)
+    def cells(self, x: Tensor) -> Layout:
+        strips, pieces = self.division(x)
+        if pieces is not None:
+            return Pieces(x, pieces.piece, pieces.size)
+        return super().cells(x) if strips == 1 else Channels(x, strips)
 
+    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        strips, pieces = self.division(x)
         return normalize(
             x,
-            lambda moments: self.map_of(moments, strips or 1, pieces),
-            cells=cells,
+            lambda moments: self.map_of(moments, strips, pieces),
+            cells=self.cells,
             use_moments=self.uses_moments(),
             residual=residual,
             activation=activation,

@@ -1,0 +1,200 @@
+"""The four passes over activations as Triton kernels.
+
+A tensor is shown to a kernel in one of two forms, in both of which a cell is a line of positions:
+
+    columns   (B, M, K): cell k of block b has its positions K apart; neighbours in memory are
+              neighbouring cells (channels_last)
+    rows      (R, M): cell r has its positions side by side (contiguous); B = 1, K = R
+
+A tile is CELLS × POSITIONS of one block. Offsets inside a tile are 32-bit, those of the tile
+64-bit, so tensors may exceed 2³¹ elements. Arithmetic is float32 throughout.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tile(block, cell, position, M, K, ROWS: tl.constexpr):
+    """Offsets (POSITIONS, CELLS) of a tile in memory."""
+    if ROWS:
+        return cell.to(tl.int64)[None, :] * M + position[:, None]
+    start = block.to(tl.int64) * M * K
+    return start + position.to(tl.int64)[:, None] * K + cell[None, :]
+
+
+@triton.jit
+def _before(g, pre, ACT: tl.constexpr):
+    """The gradient before the activation: ReLU (1) or SiLU (2)."""
+    if ACT == 1:
+        return tl.where(pre > 0, g, 0.0)
+    s = tl.sigmoid(pre)
+    return g * s * (1.0 + pre * (1.0 - s))
+
+
+@triton.jit
+def moments_kernel(
+    x, mean_out, square_out, M, K, span,
+    ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
+):  # fmt: skip
+    """Mean and sum of squares about it of ``span`` positions of each cell, one read of x.
+
+    Every lane of the tile keeps its own mean and squares (Welford), and lanes are merged about
+    their common mean once, at the end: nothing cancels, and no reduction stands in the loop.
+    Out: (splits, B, K).
+    """
+    split, block = tl.program_id(1), tl.program_id(2)
+    cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
+    lane = tl.arange(0, POSITIONS)
+    first = split * span
+    last = tl.minimum(first + span, M)
+    mean = tl.zeros((POSITIONS, CELLS), tl.float32)
+    square = tl.zeros((POSITIONS, CELLS), tl.float32)
+    seen = 0.0
+    for start in range(first, last, POSITIONS):
+        position = start + lane
+        mask = (position < last)[:, None] & (cell < K)[None, :]
+        at = _tile(block, cell, position, M, K, ROWS)
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        seen += 1.0
+        apart = tl.where(mask, value - mean, 0.0)
+        mean += apart * (1.0 / seen)
+        square += apart * (value - mean)
+    # how many values each lane has seen: the last lanes may have missed the last turn
+    count = ((last - first - lane + POSITIONS - 1) // POSITIONS).to(tl.float32)[:, None]
+    middle = tl.sum(count * mean, 0) / (last - first).to(tl.float32)
+    apart = mean - middle[None, :]
+    total = tl.sum(square + count * apart * apart, 0)
+    out = (split * tl.num_programs(2) + block).to(tl.int64) * K + cell
+    tl.store(mean_out + out, middle, mask=cell < K)
+    tl.store(square_out + out, total, mask=cell < K)
+
+
+@triton.jit
+def merge_kernel(
+    means, squares, mean_out, var_out, M, size, splits, span,
+    DEPTH: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Moments of whole cells from those of their splits; tables of ``size`` entries.
+
+    First the common mean, then the squares about it: the tables are small and in the cache.
+    """
+    entry = (tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)).to(tl.int64)
+    total = tl.zeros((DEPTH, WIDTH), tl.float32)
+    for start in range(0, splits, DEPTH):
+        split = start + tl.arange(0, DEPTH)
+        mask = (split < splits)[:, None] & (entry < size)[None, :]
+        count = tl.minimum(M - split * span, span).to(tl.float32)[:, None]
+        at = split.to(tl.int64)[:, None] * size + entry[None, :]
+        total += count * tl.load(means + at, mask=mask, other=0.0)
+    mean = tl.sum(total, 0) / M
+    total = tl.zeros((DEPTH, WIDTH), tl.float32)
+    for start in range(0, splits, DEPTH):
+        split = start + tl.arange(0, DEPTH)
+        mask = (split < splits)[:, None] & (entry < size)[None, :]
+        count = tl.minimum(M - split * span, span).to(tl.float32)[:, None]
+        at = split.to(tl.int64)[:, None] * size + entry[None, :]
+        apart = tl.load(means + at, mask=mask, other=0.0) - mean[None, :]
+        inside = tl.load(squares + at, mask=mask, other=0.0)
+        total += tl.where(mask, inside + count * apart * apart, 0.0)
+    tl.store(mean_out + entry, mean, mask=entry < size)
+    tl.store(var_out + entry, tl.sum(total, 0) / M, mask=entry < size)
+
+
+@triton.jit
+def affine_kernel(
+    x, scale, shift, residual, y, M, K,
+    ACT: tl.constexpr, RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
+):  # fmt: skip
+    """activation(scale · x + shift + residual): one read of x (and residual), one write."""
+    block = tl.program_id(2)
+    cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
+    position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
+    mask = (position < M)[:, None] & (cell < K)[None, :]
+    at = _tile(block, cell, position, M, K, ROWS)
+    entry = block.to(tl.int64) * K + cell
+    a = tl.load(scale + entry, mask=cell < K, other=0.0)
+    b = tl.load(shift + entry, mask=cell < K, other=0.0)
+    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * a[None, :] + b[None, :]
+    if RESIDUAL:
+        value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+    if ACT == 1:
+        value = tl.where(value > 0, value, tl.where(value != value, value, 0.0))
+    if ACT == 2:
+        value = value * tl.sigmoid(value)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def sums_kernel(
+    dy, x, scale, shift, residual, kept, scale_out, shift_out, M, K, span,
+    ACT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
+    ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
+):  # fmt: skip
+    """Σ g·x and Σ g over ``span`` positions of each cell, g the gradient before the activation.
+
+    One read of dy and x. The sign is recomputed from x, so nothing more is stored; g is written
+    only where a residual needs it. Out: (splits, B, K).
+    """
+    split, block = tl.program_id(1), tl.program_id(2)
+    cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
+    first = split * span
+    last = tl.minimum(first + span, M)
+    entry = block.to(tl.int64) * K + cell
+    if ACT != 0:
+        a = tl.load(scale + entry, mask=cell < K, other=0.0)
+        b = tl.load(shift + entry, mask=cell < K, other=0.0)
+    da = tl.zeros((POSITIONS, CELLS), tl.float32)
+    db = tl.zeros((POSITIONS, CELLS), tl.float32)
+    for start in range(first, last, POSITIONS):
+        position = start + tl.arange(0, POSITIONS)
+        mask = (position < last)[:, None] & (cell < K)[None, :]
+        at = _tile(block, cell, position, M, K, ROWS)
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        g = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
+        if ACT != 0:
+            pre = value * a[None, :] + b[None, :]
+            if RESIDUAL:
+                pre += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+            g = _before(g, pre, ACT)
+            if KEEP:
+                tl.store(kept + at, g.to(kept.dtype.element_ty), mask=mask)
+        da += g * value
+        db += g
+    out = (split * tl.num_programs(2) + block).to(tl.int64) * K + cell
+    tl.store(scale_out + out, tl.sum(da, 0), mask=cell < K)
+    tl.store(shift_out + out, tl.sum(db, 0), mask=cell < K)
+
+
+@triton.jit
+def input_gradient_kernel(
+    dy, x, scale, shift, residual, constant, slope, dx, M, K,
+    ACT: tl.constexpr, RESIDUAL: tl.constexpr, CONSTANT: tl.constexpr, SLOPE: tl.constexpr,
+    ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
+):  # fmt: skip
+    """scale · g + constant + slope · x: one read of dy and x, one write."""
+    block = tl.program_id(2)
+    cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
+    position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
+    mask = (position < M)[:, None] & (cell < K)[None, :]
+    at = _tile(block, cell, position, M, K, ROWS)
+    entry = block.to(tl.int64) * K + cell
+    a = tl.load(scale + entry, mask=cell < K, other=0.0)
+    g = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
+    if ACT != 0 or SLOPE:
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    if ACT != 0:
+        b = tl.load(shift + entry, mask=cell < K, other=0.0)
+        pre = value * a[None, :] + b[None, :]
+        if RESIDUAL:
+            pre += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+        g = _before(g, pre, ACT)
+    out = g * a[None, :]
+    if SLOPE:
+        out += value * tl.load(slope + entry, mask=cell < K, other=0.0)[None, :]
+    if CONSTANT:
+        out += tl.load(constant + entry, mask=cell < K, other=0.0)[None, :]
+    tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)
