@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.layout import Channels, Layout, is_channels_last
+from normkit.core.layout import Batch, Channels, Layout, is_channels_last
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.pool import Pool
 from normkit.engine import plain
 from normkit.engine.backends import choose
 from normkit.engine.epilogue import check
@@ -55,6 +56,33 @@ def normalize(
         found = Moments(mean, var, layout.count)
     scale, shift = _tables(coefficients(found), layout)
     return _Affine.apply(through, x, scale, shift, residual, activation, layout, link)
+
+
+def standardize(
+    x: Tensor,
+    pool: Pool,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    cells: Callable[[Tensor], Layout],
+    residual: Tensor | None,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """(y, mean, var) of a plain standardization, if the chosen backend can do it in one go.
+
+    None otherwise: then ``normalize`` does it. mean and var carry no gradient.
+    """
+    check(x, residual, activation)
+    if expression_wanted():
+        return None
+    x = dense(x)
+    layout = cells(x)
+    backend = choose(x, layout)
+    if not (hasattr(backend, "moment_parts") and isinstance(layout, Batch | Channels)):
+        return None
+    from normkit.engine import triton_fused  # needs Triton, which is here
+
+    return triton_fused.standardize(x, pool, weight, bias, residual, activation, layout)
 
 
 def moments(x: Tensor, cells: Callable[[Tensor], Layout] = Channels) -> Moments:

@@ -51,11 +51,11 @@ def form_of(shape: tuple[int, ...]) -> Form:
     """The form of a layout's view: (B, M, K), or (R, M) for rows."""
     if len(shape) == 2:
         cells, positions = shape
-        wide = min(_power(positions), 2048)
-        return Form(1, positions, cells, True, wide, max(1, min(TILE // wide, _power(cells))))
+        wide = min(power_of_two(positions), 2048)
+        return Form(1, positions, cells, True, wide, max(1, min(TILE // wide, power_of_two(cells))))
     blocks, positions, cells = shape
-    wide = min(_power(cells), 128)
-    high = max(1, min(TILE // wide, _power(positions)))
+    wide = min(power_of_two(cells), 128)
+    high = max(1, min(TILE // wide, power_of_two(positions)))
     return Form(blocks, positions, cells, False, high, wide)
 
 
@@ -82,24 +82,39 @@ def serves(x: Tensor, layout: Layout) -> str:
     return ""
 
 
-def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+class Parts(NamedTuple):
+    """Two tables of parts of cells, (splits, rows · columns) each, as one tensor."""
+
+    tables: Tensor  # (2, splits, entries)
+    splits: int
+    span: int  # positions in a part; the last may have fewer
+
+
+def moment_parts(x: Tensor, layout: Layout) -> Parts:
+    """Means and sums of squares about them: one read of x."""
     cells = layout.view(x)
     form = form_of(tuple(cells.shape))
     splits, span = splits_of(form, _multiprocessors(x.device))
-    size = form.blocks * form.cells
-    parts = x.new_empty((2, splits, size), dtype=torch.float32)
+    parts = x.new_empty((2, splits, form.blocks * form.cells), dtype=torch.float32)
     kernels.moments_kernel[(form.cell_tiles, splits, form.blocks)](
         cells, parts[0], parts[1], form.positions, form.cells, span, **form.options
     )
+    return Parts(parts, splits, span)
+
+
+def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    parts, splits, span = moment_parts(x, layout)
+    size = parts.shape[2]
     found = x.new_empty((2, size), dtype=torch.float32)
-    depth = min(_power(splits), 64)
+    depth = min(power_of_two(splits), 64)
     width = max(8, 512 // depth)
+    positions = form_of(tuple(layout.view(x).shape)).positions
     kernels.merge_kernel[(-(-size // width),)](
         parts[0],
         parts[1],
         found[0],
         found[1],
-        form.positions,
+        positions,
         size,
         splits,
         span,
@@ -112,18 +127,26 @@ def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 def affine(
     x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, act: str, layout: Layout
 ) -> Tensor:
+    return apply_map(x, _laid(scale, layout), _laid(shift, layout), residual, act, layout)
+
+
+def apply_map(
+    x: Tensor, a: Tensor, b: Tensor, residual: Tensor | None, act: str, layout: Layout
+) -> Tensor:
+    """The affine pass with laid tables, which may be of one row that all samples share."""
     out = layout.like(x)
     cells = layout.view(x)
     form = form_of(tuple(cells.shape))
     rest = cells if residual is None else layout.view(residual)
     kernels.affine_kernel[form.map_grid](
         cells,
-        _laid(scale, layout),
-        _laid(shift, layout),
+        a,
+        b,
         rest,
         layout.view(out),
         form.positions,
         form.cells,
+        a.numel(),
         ACT=ACTIVATION[act],
         RESIDUAL=residual is not None,
         **form.options,
@@ -141,6 +164,23 @@ def sums(
     layout: Layout,
     grad_residual: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    a, b = _laid(scale, layout), _laid(shift, layout)
+    parts, kept = sum_parts(grad, x, a, b, residual, act, layout, grad_residual)
+    da, db = parts.tables.sum(1) if parts.splits > 1 else parts.tables[:, 0]
+    return layout.lift(da), layout.lift(db), kept
+
+
+def sum_parts(
+    grad: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    residual: Tensor | None,
+    act: str,
+    layout: Layout,
+    grad_residual: bool,
+) -> tuple[Parts, Tensor | None]:
+    """Parts of Σ g·x and Σ g, and g where a residual needs it: one read of grad and x."""
     cells = layout.view(x)
     form = form_of(tuple(cells.shape))
     splits, span = splits_of(form, _multiprocessors(x.device))
@@ -149,8 +189,8 @@ def sums(
     kernels.sums_kernel[(form.cell_tiles, splits, form.blocks)](
         layout.view(grad),
         cells,
-        _laid(scale, layout),
-        _laid(shift, layout),
+        a,
+        b,
         cells if residual is None else layout.view(residual),
         cells if keep is None else layout.view(keep),
         parts[0],
@@ -158,14 +198,14 @@ def sums(
         form.positions,
         form.cells,
         span,
+        a.numel(),
         ACT=ACTIVATION[act],
         RESIDUAL=residual is not None,
         KEEP=keep is not None,
         **form.options,
     )
-    da, db = parts.sum(1) if splits > 1 else parts[:, 0]
     kept = grad if grad_residual and act == "none" else keep
-    return layout.lift(da), layout.lift(db), kept
+    return Parts(parts, splits, span), kept
 
 
 def input_gradient(
@@ -179,21 +219,38 @@ def input_gradient(
     slope: Tensor | None,
     layout: Layout,
 ) -> Tensor:
+    a, b = _laid(scale, layout), _laid(shift, layout)
+    c0, c1 = (None if t is None else _laid(t, layout) for t in (constant, slope))
+    return apply_gradient(grad, x, a, b, residual, act, c0, c1, layout)
+
+
+def apply_gradient(
+    grad: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    residual: Tensor | None,
+    act: str,
+    constant: Tensor | None,
+    slope: Tensor | None,
+    layout: Layout,
+) -> Tensor:
+    """The pass that writes dx, with laid tables, all of the same size."""
     out = layout.like(x)
     cells = layout.view(x)
     form = form_of(tuple(cells.shape))
-    a = _laid(scale, layout)
     kernels.input_gradient_kernel[form.map_grid](
         layout.view(grad),
         cells,
         a,
-        _laid(shift, layout),
+        b,
         cells if residual is None else layout.view(residual),
-        a if constant is None else _laid(constant, layout),
-        a if slope is None else _laid(slope, layout),
+        a if constant is None else constant,
+        a if slope is None else slope,
         layout.view(out),
         form.positions,
         form.cells,
+        a.numel(),
         ACT=ACTIVATION[act],
         RESIDUAL=residual is not None,
         CONSTANT=constant is not None,
@@ -208,7 +265,7 @@ def _laid(table: Tensor, layout: Layout) -> Tensor:
     return layout.lay(table).contiguous().to(torch.float32)
 
 
-def _power(value: int) -> int:
+def power_of_two(value: int) -> int:
     """The least power of two that is not below a value."""
     return 1 << max(0, value - 1).bit_length()
 

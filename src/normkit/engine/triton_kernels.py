@@ -6,8 +6,9 @@ A tensor is shown to a kernel in one of two forms, in both of which a cell is a 
               neighbouring cells (channels_last)
     rows      (R, M): cell r has its positions side by side (contiguous); B = 1, K = R
 
-A tile is CELLS × POSITIONS of one block. Offsets inside a tile are 32-bit, those of the tile
-64-bit, so tensors may exceed 2³¹ elements. Arithmetic is float32 throughout.
+Tables repeat after ``period`` entries: that of all cells, or of the channels if all samples share
+one map. A tile is CELLS × POSITIONS of one block. Offsets of cells and positions are 64-bit, so
+tensors may exceed 2³¹ elements. Arithmetic is float32 throughout.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def merge_kernel(
 
 @triton.jit
 def affine_kernel(
-    x, scale, shift, residual, y, M, K,
+    x, scale, shift, residual, y, M, K, period,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
@@ -115,7 +116,7 @@ def affine_kernel(
     position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
     mask = (position < M)[:, None] & (cell < K)[None, :]
     at = _tile(block, cell, position, M, K, ROWS)
-    entry = block.to(tl.int64) * K + cell
+    entry = (block.to(tl.int64) * K + cell) % period
     a = tl.load(scale + entry, mask=cell < K, other=0.0)
     b = tl.load(shift + entry, mask=cell < K, other=0.0)
     value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * a[None, :] + b[None, :]
@@ -130,7 +131,7 @@ def affine_kernel(
 
 @triton.jit
 def sums_kernel(
-    dy, x, scale, shift, residual, kept, scale_out, shift_out, M, K, span,
+    dy, x, scale, shift, residual, kept, scale_out, shift_out, M, K, span, period,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
     ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
@@ -143,7 +144,7 @@ def sums_kernel(
     cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
     first = split * span
     last = tl.minimum(first + span, M)
-    entry = block.to(tl.int64) * K + cell
+    entry = (block.to(tl.int64) * K + cell) % period
     if ACT != 0:
         a = tl.load(scale + entry, mask=cell < K, other=0.0)
         b = tl.load(shift + entry, mask=cell < K, other=0.0)
@@ -171,7 +172,7 @@ def sums_kernel(
 
 @triton.jit
 def input_gradient_kernel(
-    dy, x, scale, shift, residual, constant, slope, dx, M, K,
+    dy, x, scale, shift, residual, constant, slope, dx, M, K, period,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, CONSTANT: tl.constexpr, SLOPE: tl.constexpr,
     ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
@@ -181,7 +182,7 @@ def input_gradient_kernel(
     position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
     mask = (position < M)[:, None] & (cell < K)[None, :]
     at = _tile(block, cell, position, M, K, ROWS)
-    entry = block.to(tl.int64) * K + cell
+    entry = (block.to(tl.int64) * K + cell) % period
     a = tl.load(scale + entry, mask=cell < K, other=0.0)
     g = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
     if ACT != 0 or SLOPE:

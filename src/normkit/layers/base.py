@@ -14,11 +14,12 @@ from normkit.core.layout import Channels, Layout
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
 from normkit.core.options import Configured
+from normkit.core.pool import Pool
 from normkit.core.precision import statistics_dtype
 from normkit.core.trained import TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
-from normkit.engine.normalize import normalize
+from normkit.engine.normalize import normalize, standardize
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 
 
@@ -68,6 +69,13 @@ class Normalizer(Configured):
     def uses_moments(self) -> bool:
         """Whether ``coefficients`` needs the moments now; if not, the engine skips their pass."""
         return True
+
+    def pool(self, x: Tensor) -> Pool | None:
+        """What shares statistics, if the map is nothing but their standardization and affine."""
+        return None
+
+    def track_pool(self, mean: Tensor, var: Tensor, count: int) -> None:
+        """What is to be done with the statistics of the pools."""
 
     def check_size(self, x: Tensor) -> None:
         """Refuse sizes for which the statistics do not exist."""
@@ -135,6 +143,21 @@ class Normalizer(Configured):
             )
 
     def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        pool = self.pool(x)
+        if pool is not None:
+            done = standardize(
+                x,
+                pool,
+                self.weight,
+                self.bias,
+                cells=self.cells,
+                residual=residual,
+                activation=activation,
+            )
+            if done is not None:
+                y, mean, var = done
+                self.track_pool(mean, var, x.numel() // self.channels)
+                return y
         return normalize(
             x,
             self.coefficients,

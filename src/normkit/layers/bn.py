@@ -8,6 +8,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.pool import Pool
 from normkit.layers.batch import BatchNormalizer
 
 
@@ -58,6 +59,12 @@ class BN(BatchNormalizer):
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         return self.affine_map(self.statistics(moments).standardizing(self.eps))
+
+    def pool(self, x: Tensor) -> Pool | None:
+        whole = (self.virtual_batch or x.shape[0]) >= x.shape[0]
+        more = x.numel() > self.channels  # one value a channel is for the general way to judge
+        plain = whole and more and self.form == "standard" and self.uses_batch()
+        return Pool("batch", self.eps) if plain else None
 
     def affine_map(self, standardized: Coefficients) -> Coefficients:
         """The learned scale and shift, in the chosen form."""

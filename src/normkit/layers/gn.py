@@ -10,6 +10,7 @@ from normkit.core.card import Card
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.moments import Coefficients, Moments, spread
 from normkit.core.naming import title
+from normkit.core.pool import Pool
 from normkit.errors import ShapeError
 from normkit.layers.base import Normalizer
 
@@ -58,6 +59,9 @@ class GN(Normalizer):
         assert moments is not None
         standardized = group_standardizing(moments, self.groups, self.eps)
         return standardized.then(self.weight, self.bias)
+
+    def pool(self, x: Tensor) -> Pool | None:
+        return Pool("sample", self.eps, self.groups)
 
     def check_size(self, x: Tensor) -> None:
         check_group_size(x, self.groups, self)

@@ -7,6 +7,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
+from normkit.core.pool import Pool
 from normkit.errors import ShapeError
 from normkit.layers.base import Normalizer
 
@@ -46,6 +47,9 @@ class IN(Normalizer):
     def coefficients(self, moments: Moments | None) -> Coefficients:
         assert moments is not None
         return moments.standardizing(self.eps).then(self.weight, self.bias)
+
+    def pool(self, x: Tensor) -> Pool | None:
+        return Pool("sample", self.eps, self.channels)
 
     def check_size(self, x: Tensor) -> None:
         if x[0, 0].numel() == 1:

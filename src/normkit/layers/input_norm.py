@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.pool import Pool
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.bn import BN
@@ -102,6 +103,9 @@ class InputNorm(BN):
 
     def uses_moments(self) -> bool:
         return self.mode == "bn" and super().uses_moments()
+
+    def pool(self, x: Tensor) -> Pool | None:
+        return super().pool(x) if self.mode == "bn" else None
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         if self.given_mean is None or self.given_std is None:

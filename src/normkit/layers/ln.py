@@ -6,6 +6,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.pool import Pool
 from normkit.layers.base import Normalizer
 from normkit.layers.gn import check_group_size, group_standardizing
 
@@ -42,6 +43,9 @@ class LN(Normalizer):
     def coefficients(self, moments: Moments | None) -> Coefficients:
         assert moments is not None
         return group_standardizing(moments, 1, self.eps).then(self.weight, self.bias)
+
+    def pool(self, x: Tensor) -> Pool | None:
+        return Pool("sample", self.eps, 1)
 
     def check_size(self, x: Tensor) -> None:
         check_group_size(x, 1, self)
