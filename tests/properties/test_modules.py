@@ -190,3 +190,23 @@ def test_meta_device(case):
     y = layer(torch.empty(6, 8, 4, 4, device="meta"))
     assert y.shape == (6, 8, 4, 4)
     assert y.device.type == "meta"
+
+
+@pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_in_place_activation_afterwards(case, training, memory):
+    """nn.ReLU(inplace=True) follows nearly every norm in torchvision and timm.
+
+    Our output was once a view made inside a custom function, which autograd lets nobody change.
+    """
+    layer = build(case).train(training)
+    twin = copy.deepcopy(layer)
+    x = inputs(memory=memory)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y = torch.nn.functional.relu_(layer(a))
+    z = torch.relu(twin(b))
+    torch.testing.assert_close(y, z, rtol=0, atol=0)
+    y.square().sum().backward()
+    z.square().sum().backward()
+    torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0)

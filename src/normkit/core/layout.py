@@ -81,7 +81,15 @@ class _Dense:
         return cells.reshape(self.shape)
 
     def like(self, x: Tensor) -> Tensor:
-        return self.unview(x.new_empty(self.shape.numel()))
+        # not a view of something else: autograd lets nobody change a view in place that a custom
+        # function returned, and an in-place ReLU after a norm is what most models have
+        if not self.channels_last:
+            return x.new_empty(self.shape)
+        n, c, *spatial = self.shape
+        strides = [c]
+        for size in reversed(spatial):
+            strides.insert(0, strides[0] * size)
+        return x.new_empty_strided(self.shape, (strides[0], 1, *strides[1:]))
 
     def sum(self, values: Tensor) -> Tensor:
         return values.sum(1, keepdim=True)
