@@ -85,9 +85,9 @@ class _Dense:
         # function returned, and an in-place ReLU after a norm is what most models have
         if not self.channels_last:
             return x.new_empty(self.shape)
-        n, c, *spatial = self.shape
+        c = self.shape[1]
         strides = [c]
-        for size in reversed(spatial):
+        for size in reversed(self.shape[2:]):
             strides.insert(0, strides[0] * size)
         return x.new_empty_strided(self.shape, (strides[0], 1, *strides[1:]))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normkit.core.layout import Layout
 from normkit.engine import triton_kernels as kernels
+from normkit.engine.launch import launch
 
 ACTIVATION = {"none": 0, "relu": 1, "silu": 2}
 TILE = 2048  # elements: two 16-byte loads of bfloat16 a thread; larger tiles spill the sums
@@ -96,8 +97,16 @@ def moment_parts(x: Tensor, layout: Layout) -> Parts:
     form = form_of(tuple(cells.shape))
     splits, span = splits_of(form, _multiprocessors(x.device))
     parts = x.new_empty((2, splits, form.blocks * form.cells), dtype=torch.float32)
-    kernels.moments_kernel[(form.cell_tiles, splits, form.blocks)](
-        cells, parts[0], parts[1], form.positions, form.cells, span, **form.options
+    launch(
+        kernels.moments_kernel,
+        (form.cell_tiles, splits, form.blocks),
+        cells,
+        parts[0],
+        parts[1],
+        form.positions,
+        form.cells,
+        span,
+        **form.options,
     )
     return Parts(parts, splits, span)
 
@@ -109,7 +118,9 @@ def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     depth = min(power_of_two(splits), 64)
     width = max(8, 512 // depth)
     positions = form_of(tuple(layout.view(x).shape)).positions
-    kernels.merge_kernel[(-(-size // width),)](
+    launch(
+        kernels.merge_kernel,
+        (-(-size // width),),
         parts[0],
         parts[1],
         found[0],
@@ -138,7 +149,9 @@ def apply_map(
     cells = layout.view(x)
     form = form_of(tuple(cells.shape))
     rest = cells if residual is None else layout.view(residual)
-    kernels.affine_kernel[form.map_grid](
+    launch(
+        kernels.affine_kernel,
+        form.map_grid,
         cells,
         a,
         b,
@@ -186,7 +199,9 @@ def sum_parts(
     splits, span = splits_of(form, _multiprocessors(x.device))
     keep = layout.like(x) if grad_residual and act != "none" else None
     parts = x.new_empty((2, splits, form.blocks * form.cells), dtype=torch.float32)
-    kernels.sums_kernel[(form.cell_tiles, splits, form.blocks)](
+    launch(
+        kernels.sums_kernel,
+        (form.cell_tiles, splits, form.blocks),
         layout.view(grad),
         cells,
         a,
@@ -239,7 +254,9 @@ def apply_gradient(
     out = layout.like(x)
     cells = layout.view(x)
     form = form_of(tuple(cells.shape))
-    kernels.input_gradient_kernel[form.map_grid](
+    launch(
+        kernels.input_gradient_kernel,
+        form.map_grid,
         layout.view(grad),
         cells,
         a,

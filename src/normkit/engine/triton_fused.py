@@ -13,6 +13,7 @@ from normkit.core.pool import Pool
 from normkit.engine import plain
 from normkit.engine import triton_backend as passes
 from normkit.engine import triton_coefficients as kernels
+from normkit.engine.launch import launch
 
 ChannelLayout = Batch | Channels
 
@@ -91,7 +92,9 @@ def _map(
     gamma, beta = (tables if t is None else t for t in (weight, bias))
     if pool.kind == "batch":
         found = x.new_empty((4, channels), dtype=torch.float32)
-        kernels.batch_map_kernel[(-(-channels // 8),)](
+        launch(
+            kernels.batch_map_kernel,
+            (-(-channels // 8),),
             tables[0],
             tables[1],
             gamma,
@@ -111,7 +114,9 @@ def _map(
     maps = x.new_empty((2, rows * channels), dtype=torch.float32)
     statistics = x.new_empty((2, rows * pool.groups), dtype=torch.float32)
     options = _sample_options(channels, pool.groups)
-    kernels.sample_map_kernel[(-(-pool.groups // options["GROUPS"]), rows)](
+    launch(
+        kernels.sample_map_kernel,
+        (-(-pool.groups // options["GROUPS"]), rows),
         tables[0],
         tables[1],
         gamma,
@@ -145,7 +150,9 @@ def _gradients(
     gamma = tables if weight is None else weight
     if pool.kind == "batch":
         found = x.new_empty((4, channels), dtype=torch.float32)
-        kernels.batch_gradient_kernel[(-(-channels // 8),)](
+        launch(
+            kernels.batch_gradient_kernel,
+            (-(-channels // 8),),
             tables[0],
             tables[1],
             gamma,
@@ -164,7 +171,9 @@ def _gradients(
         return constant, slope, dweight, dbias
     found = x.new_empty((4, rows * channels), dtype=torch.float32)
     options = _sample_options(channels, pool.groups)
-    kernels.sample_gradient_kernel[(-(-pool.groups // options["GROUPS"]), rows)](
+    launch(
+        kernels.sample_gradient_kernel,
+        (-(-pool.groups // options["GROUPS"]), rows),
         tables[0],
         tables[1],
         gamma,
@@ -229,6 +238,15 @@ def remember(
     correction: float,
 ) -> None:
     """One launch: the running statistics and both counters, whole or not at all."""
-    kernels.remember_kernel[(1,)](
-        mean, var, *running, *counters, mean.numel(), weight, correction, WIDTH=1024
+    launch(
+        kernels.remember_kernel,
+        (1,),
+        mean,
+        var,
+        *running,
+        *counters,
+        mean.numel(),
+        weight,
+        correction,
+        WIDTH=1024,
     )
