@@ -37,6 +37,13 @@ class Layout(Protocol):
     def unview(self, cells: Tensor) -> Tensor:
         """The inverse of ``view``: a tensor (N, C, *spatial) on the same memory."""
 
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """The shape of the view."""
+
+    def aligned(self, x: Tensor) -> Tensor:
+        """x itself if its memory is laid as the layout's, else a copy that is: for kernels."""
+
     def like(self, x: Tensor) -> Tensor:
         """A new tensor of x's type in the memory format of the layout."""
 
@@ -63,16 +70,20 @@ class _Dense:
 
     def __init__(self, x: Tensor) -> None:
         self.shape = x.shape
+        self.stride = x.stride()
         self.rows = x.shape[0]
+        self.positions = math.prod(x.shape[2:])
         self.channels_last = is_channels_last(x)
 
     def _dense(self, x: Tensor) -> Tensor:
         """x as (N, L, C) or (N, C, L), copied only when its memory is laid in another way."""
         n, c = self.shape[:2]
-        positions = math.prod(self.shape[2:])
         if self.channels_last:
-            return x.movedim(1, -1).contiguous().view(n, positions, c)
-        return x.contiguous().view(n, c, positions)
+            return x.movedim(1, -1).contiguous().view(n, self.positions, c)
+        return x.contiguous().view(n, c, self.positions)
+
+    def aligned(self, x: Tensor) -> Tensor:
+        return x if x.stride() == self.stride else self.unview(self._dense(x))
 
     def unview(self, cells: Tensor) -> Tensor:
         n, c, *spatial = self.shape
@@ -111,7 +122,15 @@ class Channels(_Dense):
         super().__init__(x)
         self.strips = strips
         self.columns = x.shape[1] * strips
-        self.count: int | Tensor = math.prod(x.shape[2:]) // strips
+        self.count: int | Tensor = self.positions // strips
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        n, c = self.shape[:2]
+        high = self.positions // self.strips
+        if self.channels_last:
+            return n * self.strips, high, c
+        return n * c * self.strips, high
 
     def view(self, x: Tensor) -> Tensor:
         n, c = self.shape[:2]
@@ -143,7 +162,11 @@ class Batch(_Dense):
         super().__init__(x)
         self.channels_last = True  # of (N, C) as well
         self.rows, self.columns = 1, x.shape[1]
-        self.count: int | Tensor = x.shape[0] * math.prod(x.shape[2:])
+        self.count: int | Tensor = x.shape[0] * self.positions
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return 1, self.shape[0] * self.positions, self.columns
 
     @staticmethod
     def fits(x: Tensor) -> bool:
@@ -164,8 +187,13 @@ class Pixels(_Dense):
 
     def __init__(self, x: Tensor) -> None:
         super().__init__(x)
-        self.columns = math.prod(x.shape[2:])
+        self.columns = self.positions
         self.count: int | Tensor = x.shape[1]
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        n, c = self.shape[:2]
+        return (n * self.positions, c) if self.channels_last else (n, c, self.positions)
 
     def view(self, x: Tensor) -> Tensor:
         dense = self._dense(x)
@@ -193,6 +221,10 @@ class Pieces(_Dense):
         self.index = (piece.mT if self.channels_last else piece).reshape(-1)
         self.count: int | Tensor = count
         self.columns = count.shape[0]
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return self.shape[0], self.shape[1] * self.positions
 
     def view(self, x: Tensor) -> Tensor:
         return self._dense(x).view(self.shape[0], -1)

@@ -67,10 +67,11 @@ def standardize(
     cells: Callable[[Tensor], Layout],
     residual: Tensor | None,
     activation: str,
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(y, mean, var) of a plain standardization, if the chosen backend can do it in one go.
+) -> tuple[Tensor, Tensor] | None:
+    """A plain standardization and its statistics, if the chosen backend can do it in one go.
 
-    None otherwise: then ``normalize`` does it. mean and var carry no gradient.
+    None otherwise: then ``normalize`` does it. The statistics are mean and variance of each pool,
+    (2, pools), and carry no gradient.
     """
     check(x, residual, activation)
     if expression_wanted():

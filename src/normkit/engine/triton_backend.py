@@ -76,33 +76,30 @@ def serves(x: Tensor, layout: Layout) -> str:
         return "groups cut channels unevenly"
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"the kernels do not compute in {x.dtype}"
-    view = layout.view(x).shape if x.numel() else (1, 1)
-    form = form_of(tuple(view))
+    form = form_of(layout.extent)
     if form.cell_tiles > GRID_LIMIT or form.blocks > GRID_LIMIT:
         return "more cells than a kernel's grid holds"
     return ""
 
 
 class Parts(NamedTuple):
-    """Two tables of parts of cells, (splits, rows · columns) each, as one tensor."""
+    """Two tables of parts of cells, as one tensor."""
 
-    tables: Tensor  # (2, splits, entries)
+    tables: Tensor  # (2, splits, rows · columns)
     splits: int
     span: int  # positions in a part; the last may have fewer
 
 
 def moment_parts(x: Tensor, layout: Layout) -> Parts:
     """Means and sums of squares about them: one read of x."""
-    cells = layout.view(x)
-    form = form_of(tuple(cells.shape))
+    form = form_of(layout.extent)
     splits, span = splits_of(form, _multiprocessors(x.device))
-    parts = x.new_empty((2, splits, form.blocks * form.cells), dtype=torch.float32)
+    parts = _table(x, 2, splits, form.blocks * form.cells)
     launch(
         kernels.moments_kernel,
         (form.cell_tiles, splits, form.blocks),
-        cells,
-        parts[0],
-        parts[1],
+        layout.aligned(x),
+        parts,
         form.positions,
         form.cells,
         span,
@@ -114,18 +111,15 @@ def moment_parts(x: Tensor, layout: Layout) -> Parts:
 def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     parts, splits, span = moment_parts(x, layout)
     size = parts.shape[2]
-    found = x.new_empty((2, size), dtype=torch.float32)
+    found = _table(x, 2, size)
     depth = min(power_of_two(splits), 64)
     width = max(8, 512 // depth)
-    positions = form_of(tuple(layout.view(x).shape)).positions
     launch(
         kernels.merge_kernel,
         (-(-size // width),),
-        parts[0],
-        parts[1],
-        found[0],
-        found[1],
-        positions,
+        parts,
+        found,
+        form_of(layout.extent).positions,
         size,
         splits,
         span,
@@ -138,28 +132,24 @@ def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 def affine(
     x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, act: str, layout: Layout
 ) -> Tensor:
-    return apply_map(x, _laid(scale, layout), _laid(shift, layout), residual, act, layout)
+    return apply_map(x, _laid(layout, scale, shift), residual, act, layout)
 
 
-def apply_map(
-    x: Tensor, a: Tensor, b: Tensor, residual: Tensor | None, act: str, layout: Layout
-) -> Tensor:
-    """The affine pass with laid tables, which may be of one row that all samples share."""
+def apply_map(x: Tensor, map: Tensor, residual: Tensor | None, act: str, layout: Layout) -> Tensor:
+    """The affine pass; the map's tables may be of one row that all samples share."""
     out = layout.like(x)
-    cells = layout.view(x)
-    form = form_of(tuple(cells.shape))
-    rest = cells if residual is None else layout.view(residual)
+    form = form_of(layout.extent)
+    x = layout.aligned(x)
     launch(
         kernels.affine_kernel,
         form.map_grid,
-        cells,
-        a,
-        b,
-        rest,
-        layout.view(out),
+        x,
+        map,
+        x if residual is None else layout.aligned(residual),
+        out,
         form.positions,
         form.cells,
-        a.numel(),
+        map.shape[1],
         ACT=ACTIVATION[act],
         RESIDUAL=residual is not None,
         **form.options,
@@ -177,8 +167,8 @@ def sums(
     layout: Layout,
     grad_residual: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    a, b = _laid(scale, layout), _laid(shift, layout)
-    parts, kept = sum_parts(grad, x, a, b, residual, act, layout, grad_residual)
+    map = _laid(layout, scale, shift)
+    parts, kept = sum_parts(grad, x, map, residual, act, layout, grad_residual)
     da, db = parts.tables.sum(1) if parts.splits > 1 else parts.tables[:, 0]
     return layout.lift(da), layout.lift(db), kept
 
@@ -186,34 +176,31 @@ def sums(
 def sum_parts(
     grad: Tensor,
     x: Tensor,
-    a: Tensor,
-    b: Tensor,
+    map: Tensor,
     residual: Tensor | None,
     act: str,
     layout: Layout,
     grad_residual: bool,
 ) -> tuple[Parts, Tensor | None]:
     """Parts of Σ g·x and Σ g, and g where a residual needs it: one read of grad and x."""
-    cells = layout.view(x)
-    form = form_of(tuple(cells.shape))
+    form = form_of(layout.extent)
     splits, span = splits_of(form, _multiprocessors(x.device))
     keep = layout.like(x) if grad_residual and act != "none" else None
-    parts = x.new_empty((2, splits, form.blocks * form.cells), dtype=torch.float32)
+    parts = _table(x, 2, splits, form.blocks * form.cells)
+    x = layout.aligned(x)
     launch(
         kernels.sums_kernel,
         (form.cell_tiles, splits, form.blocks),
-        layout.view(grad),
-        cells,
-        a,
-        b,
-        cells if residual is None else layout.view(residual),
-        cells if keep is None else layout.view(keep),
-        parts[0],
-        parts[1],
+        layout.aligned(grad),
+        x,
+        map,
+        x if residual is None else layout.aligned(residual),
+        x if keep is None else keep,
+        parts,
         form.positions,
         form.cells,
         span,
-        a.numel(),
+        map.shape[1],
         ACT=ACTIVATION[act],
         RESIDUAL=residual is not None,
         KEEP=keep is not None,
@@ -234,52 +221,54 @@ def input_gradient(
     slope: Tensor | None,
     layout: Layout,
 ) -> Tensor:
-    a, b = _laid(scale, layout), _laid(shift, layout)
-    c0, c1 = (None if t is None else _laid(t, layout) for t in (constant, slope))
-    return apply_gradient(grad, x, a, b, residual, act, c0, c1, layout)
+    map = _laid(layout, scale, shift)
+    if constant is None and slope is None:
+        return apply_gradient(grad, x, map, residual, act, None, layout)
+    zero = torch.zeros_like(scale)
+    extra = _laid(layout, *(zero if t is None else t for t in (constant, slope)))
+    return apply_gradient(grad, x, map, residual, act, extra, layout)
 
 
 def apply_gradient(
     grad: Tensor,
     x: Tensor,
-    a: Tensor,
-    b: Tensor,
+    map: Tensor,
     residual: Tensor | None,
     act: str,
-    constant: Tensor | None,
-    slope: Tensor | None,
+    extra: Tensor | None,
     layout: Layout,
 ) -> Tensor:
-    """The pass that writes dx, with laid tables, all of the same size."""
+    """The pass that writes dx; ``extra`` holds constant and slope, tables of the map's size."""
     out = layout.like(x)
-    cells = layout.view(x)
-    form = form_of(tuple(cells.shape))
+    form = form_of(layout.extent)
+    x = layout.aligned(x)
     launch(
         kernels.input_gradient_kernel,
         form.map_grid,
-        layout.view(grad),
-        cells,
-        a,
-        b,
-        cells if residual is None else layout.view(residual),
-        a if constant is None else constant,
-        a if slope is None else slope,
-        layout.view(out),
+        layout.aligned(grad),
+        x,
+        map,
+        x if residual is None else layout.aligned(residual),
+        map if extra is None else extra,
+        out,
         form.positions,
         form.cells,
-        a.numel(),
+        map.shape[1],
         ACT=ACTIVATION[act],
         RESIDUAL=residual is not None,
-        CONSTANT=constant is not None,
-        SLOPE=slope is not None,
+        EXTRA=extra is not None,
         **form.options,
     )
     return out
 
 
-def _laid(table: Tensor, layout: Layout) -> Tensor:
-    """A table in the order of the view's cells, dense float32."""
-    return layout.lay(table).contiguous().to(torch.float32)
+def _laid(layout: Layout, *tables: Tensor) -> Tensor:
+    """Tables in the order of the view's cells, dense float32, one after the other."""
+    return torch.stack([layout.lay(t).reshape(-1).to(torch.float32) for t in tables])
+
+
+def _table(x: Tensor, *size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.float32, device=x.device)
 
 
 def power_of_two(value: int) -> int:

@@ -16,12 +16,12 @@ import triton.language as tl
 
 @triton.jit
 def batch_map_kernel(
-    means, squares, weight, bias, scale_out, shift_out, mean_out, var_out,
-    rows, C, positions, splits, span, values, eps,
+    parts, weight, bias, found, rows, C, positions, splits, span, values, eps,
     AFFINE: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Pool each channel over splits and samples; the map, and its mean and variance (C,)."""
+    """Pool each channel over splits and samples. Out (4, C): scale, shift, mean, variance."""
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    squares = parts + splits * rows * C
     inside = channel < C
     total = tl.zeros((DEPTH, WIDTH), tl.float32)
     for start in range(0, splits * rows, DEPTH):
@@ -29,7 +29,7 @@ def batch_map_kernel(
         mask = (row < splits * rows)[:, None] & inside[None, :]
         count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
         at = row.to(tl.int64)[:, None] * C + channel[None, :]
-        total += count * tl.load(means + at, mask=mask, other=0.0)
+        total += count * tl.load(parts + at, mask=mask, other=0.0)
     mean = tl.sum(total, 0) / values
     total = tl.zeros((DEPTH, WIDTH), tl.float32)
     for start in range(0, splits * rows, DEPTH):
@@ -37,7 +37,7 @@ def batch_map_kernel(
         mask = (row < splits * rows)[:, None] & inside[None, :]
         count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
         at = row.to(tl.int64)[:, None] * C + channel[None, :]
-        apart = tl.load(means + at, mask=mask, other=0.0) - mean[None, :]
+        apart = tl.load(parts + at, mask=mask, other=0.0) - mean[None, :]
         square = tl.load(squares + at, mask=mask, other=0.0)
         total += tl.where(mask, square + count * apart * apart, 0.0)
     var = tl.sum(total, 0) / values
@@ -47,20 +47,20 @@ def batch_map_kernel(
         gamma = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
         a = a * gamma
         b = b * gamma + tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-    tl.store(scale_out + channel, a, mask=inside)
-    tl.store(shift_out + channel, b, mask=inside)
-    tl.store(mean_out + channel, mean, mask=inside)
-    tl.store(var_out + channel, var, mask=inside)
+    tl.store(found + channel, a, mask=inside)
+    tl.store(found + C + channel, b, mask=inside)
+    tl.store(found + 2 * C + channel, mean, mask=inside)
+    tl.store(found + 3 * C + channel, var, mask=inside)
 
 
 @triton.jit
 def batch_gradient_kernel(
-    scales, shifts, weight, mean_in, var_in, constant_out, slope_out, weight_out, bias_out,
-    rows, C, splits, values, eps,
+    parts, weight, statistics, out, rows, C, splits, values, eps,
     AFFINE: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """From the parts of Σ g·x and Σ g: constant and slope of dx, and the gradients of γ and β."""
+    """From the parts of Σ g·x and Σ g, (4, C): constant and slope of dx, gradients of γ and β."""
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    shifts = parts + splits * rows * C
     inside = channel < C
     by_scale = tl.zeros((DEPTH, WIDTH), tl.float32)
     by_shift = tl.zeros((DEPTH, WIDTH), tl.float32)
@@ -68,30 +68,32 @@ def batch_gradient_kernel(
         row = start + tl.arange(0, DEPTH)
         mask = (row < splits * rows)[:, None] & inside[None, :]
         at = row.to(tl.int64)[:, None] * C + channel[None, :]
-        by_scale += tl.load(scales + at, mask=mask, other=0.0)
+        by_scale += tl.load(parts + at, mask=mask, other=0.0)
         by_shift += tl.load(shifts + at, mask=mask, other=0.0)
     da, db = tl.sum(by_scale, 0), tl.sum(by_shift, 0)
-    mean = tl.load(mean_in + channel, mask=inside, other=0.0)
-    inverse = 1.0 / tl.sqrt(tl.load(var_in + channel, mask=inside, other=1.0) + eps)
+    mean = tl.load(statistics + channel, mask=inside, other=0.0)
+    inverse = 1.0 / tl.sqrt(tl.load(statistics + C + channel, mask=inside, other=1.0) + eps)
     about = da - mean * db  # Σ g·(x − mean)
-    tl.store(weight_out + channel, about * inverse, mask=inside)
-    tl.store(bias_out + channel, db, mask=inside)
+    tl.store(out + 2 * C + channel, about * inverse, mask=inside)
+    tl.store(out + 3 * C + channel, db, mask=inside)
     if AFFINE:
         gamma = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
         about, db = about * gamma, db * gamma
     slope = -about * inverse * inverse * inverse / values
-    tl.store(slope_out + channel, slope, mask=inside)
-    tl.store(constant_out + channel, -db * inverse / values - mean * slope, mask=inside)
+    tl.store(out + channel, -db * inverse / values - mean * slope, mask=inside)
+    tl.store(out + C + channel, slope, mask=inside)
 
 
 @triton.jit
 def sample_map_kernel(
-    means, squares, weight, bias, scale_out, shift_out, mean_out, var_out,
-    C, groups, positions, splits, span, eps,
+    parts, weight, bias, map, statistics, C, groups, positions, splits, span, eps,
     D: tl.constexpr, AFFINE: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Pool each group of D channels of a sample; the map (N, C), mean and variance (N, groups)."""
+    """Pool each group of D channels of a sample: the map (2, N, C), mean and variance
+    (2, N, groups)."""
     sample, rows = tl.program_id(1), tl.num_programs(1)
+    table = rows.to(tl.int64) * C
+    squares = parts + splits * table
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     member = tl.arange(0, WIDE)
     channel = group[:, None] * D + member[None, :]
@@ -101,13 +103,13 @@ def sample_map_kernel(
     for split in range(splits):
         count = tl.minimum(positions - split * span, span).to(tl.float32)
         at = (split * rows + sample).to(tl.int64) * C + channel
-        total += count * tl.load(means + at, mask=inside, other=0.0)
+        total += count * tl.load(parts + at, mask=inside, other=0.0)
     mean = tl.sum(total, 1) / values
     total = tl.zeros((GROUPS, WIDE), tl.float32)
     for split in range(splits):
         count = tl.minimum(positions - split * span, span).to(tl.float32)
         at = (split * rows + sample).to(tl.int64) * C + channel
-        apart = tl.load(means + at, mask=inside, other=0.0) - mean[:, None]
+        apart = tl.load(parts + at, mask=inside, other=0.0) - mean[:, None]
         square = tl.load(squares + at, mask=inside, other=0.0)
         total += tl.where(inside, square + count * apart * apart, 0.0)
     var = tl.sum(total, 1) / values
@@ -118,21 +120,22 @@ def sample_map_kernel(
         a = a * gamma
         b = b * gamma + tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     entry = sample.to(tl.int64) * C + channel
-    tl.store(scale_out + entry, a, mask=inside)
-    tl.store(shift_out + entry, b, mask=inside)
+    tl.store(map + entry, a, mask=inside)
+    tl.store(map + table + entry, b, mask=inside)
     pool = sample * groups + group
-    tl.store(mean_out + pool, mean, mask=group < groups)
-    tl.store(var_out + pool, var, mask=group < groups)
+    tl.store(statistics + pool, mean, mask=group < groups)
+    tl.store(statistics + rows * groups + pool, var, mask=group < groups)
 
 
 @triton.jit
 def sample_gradient_kernel(
-    scales, shifts, weight, mean_in, var_in, constant_out, slope_out, weight_out, bias_out,
-    C, groups, positions, splits, eps,
+    parts, weight, statistics, out, C, groups, positions, splits, eps,
     D: tl.constexpr, AFFINE: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """As for a batch; the gradients of γ and β are left per sample, tables (N, C), to be summed."""
+    """As for a batch, (4, N, C): the gradients of γ and β are left per sample, to be summed."""
     sample, rows = tl.program_id(1), tl.num_programs(1)
+    table = rows.to(tl.int64) * C
+    shifts = parts + splits * table
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     member = tl.arange(0, WIDE)
     channel = group[:, None] * D + member[None, :]
@@ -142,33 +145,34 @@ def sample_gradient_kernel(
     db = tl.zeros((GROUPS, WIDE), tl.float32)
     for split in range(splits):
         at = (split * rows + sample).to(tl.int64) * C + channel
-        da += tl.load(scales + at, mask=inside, other=0.0)
+        da += tl.load(parts + at, mask=inside, other=0.0)
         db += tl.load(shifts + at, mask=inside, other=0.0)
     pool = sample * groups + group
-    mean = tl.load(mean_in + pool, mask=group < groups, other=0.0)
-    var = tl.load(var_in + pool, mask=group < groups, other=1.0)
+    mean = tl.load(statistics + pool, mask=group < groups, other=0.0)
+    var = tl.load(statistics + rows * groups + pool, mask=group < groups, other=1.0)
     inverse = 1.0 / tl.sqrt(var + eps)
     about = da - mean[:, None] * db
     entry = sample.to(tl.int64) * C + channel
-    tl.store(weight_out + entry, about * inverse[:, None], mask=inside)
-    tl.store(bias_out + entry, db, mask=inside)
+    tl.store(out + 2 * table + entry, about * inverse[:, None], mask=inside)
+    tl.store(out + 3 * table + entry, db, mask=inside)
     if AFFINE:
         gamma = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
         about, db = about * gamma, db * gamma
     slope = -tl.sum(about, 1) * inverse * inverse * inverse / values
     constant = -tl.sum(db, 1) * inverse / values - mean * slope
     spread = tl.zeros((GROUPS, WIDE), tl.float32)
-    tl.store(slope_out + entry, spread + slope[:, None], mask=inside)
-    tl.store(constant_out + entry, spread + constant[:, None], mask=inside)
+    tl.store(out + entry, spread + constant[:, None], mask=inside)
+    tl.store(out + table + entry, spread + slope[:, None], mask=inside)
 
 
 @triton.jit
 def remember_kernel(
-    mean, var, running_mean, running_var, batches, nonfinite, size, weight, correction,
+    statistics, running_mean, running_var, batches, nonfinite, size, weight, correction,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """running ← (1 − weight)·running + weight·new for all channels, or for none if a statistic
     is not finite; counts which. One program: it must see all channels before it writes."""
+    mean, var = statistics, statistics + size
     bad = tl.zeros((WIDTH,), tl.int32)
     for start in range(0, size, WIDTH):
         entry = start + tl.arange(0, WIDTH)

@@ -26,8 +26,8 @@ def standardize(
     residual: Tensor | None,
     act: str,
     layout: ChannelLayout,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, mean, var): the whole layer, and the statistics of its pools, which carry no gradient."""
+) -> tuple[Tensor, Tensor]:
+    """The whole layer, and mean and variance of its pools, (2, pools), which carry no gradient."""
     return _Standardize.apply(x, weight, bias, residual, pool, act, layout)
 
 
@@ -46,27 +46,27 @@ class _Standardize(torch.autograd.Function):
         layout: ChannelLayout,
     ) -> Any:
         parts = passes.moment_parts(x, layout)
-        a, b, mean, var = _map(x, parts, pool, weight, bias, layout)
-        y = passes.apply_map(x, a, b, residual, act, layout)
+        map, statistics = _map(x, parts, pool, weight, bias, layout)
+        y = passes.apply_map(x, map, residual, act, layout)
         kept = residual if act != "none" else None
-        ctx.save_for_backward(x, weight, bias, kept, a, b, mean, var)
+        ctx.save_for_backward(x, weight, bias, kept, map, statistics)
         ctx.pool, ctx.act, ctx.layout = pool, act, layout
-        ctx.mark_non_differentiable(mean, var)
-        return y, mean, var
+        ctx.mark_non_differentiable(statistics)
+        return y, statistics
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         grad = grads[0]
-        x, weight, bias, residual, a, b, mean, var = ctx.saved_tensors
+        x, weight, bias, residual, map, statistics = ctx.saved_tensors
         pool, act, layout = ctx.pool, ctx.act, ctx.layout
         needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():
             return (*_again(ctx, grad, x, weight, bias, residual), None, None, None)
-        parts, dr = passes.sum_parts(grad, x, a, b, residual, act, layout, needs_residual)
-        constant, slope, dweight, dbias = _gradients(x, parts, pool, weight, mean, var, layout)
+        parts, dr = passes.sum_parts(grad, x, map, residual, act, layout, needs_residual)
+        extra, dweight, dbias = _gradients(x, parts, pool, weight, map, statistics, layout)
         dx = None
         if needs_x:
-            dx = passes.apply_gradient(grad, x, a, b, residual, act, constant, slope, layout)
+            dx = passes.apply_gradient(grad, x, map, residual, act, extra, layout)
         return (
             dx,
             dweight.to(weight.dtype) if needs_weight else None,
@@ -85,54 +85,52 @@ def _map(
     weight: Tensor | None,
     bias: Tensor | None,
     layout: ChannelLayout,
-) -> tuple[Tensor, ...]:
-    """One launch: scale and shift, mean and variance."""
-    channels, positions, rows = x.shape[1], layout.count, layout.rows
+) -> tuple[Tensor, Tensor]:
+    """One launch: the map, and the statistics (2, pools) it was made of."""
+    channels, rows = x.shape[1], layout.rows
     tables, splits, span = parts
     gamma, beta = (tables if t is None else t for t in (weight, bias))
     if pool.kind == "batch":
-        found = x.new_empty((4, channels), dtype=torch.float32)
+        found = torch.empty((4, channels), dtype=torch.float32, device=x.device)
         launch(
             kernels.batch_map_kernel,
             (-(-channels // 8),),
-            tables[0],
-            tables[1],
+            tables,
             gamma,
             beta,
-            *found.unbind(),
+            found,
             rows,
             channels,
-            positions,
+            layout.count,
             splits,
             span,
-            rows * positions,
+            rows * layout.count,
             pool.eps,
             AFFINE=weight is not None,
             **_batch_options(rows * splits),
         )
-        return tuple(found.unbind())
-    maps = x.new_empty((2, rows * channels), dtype=torch.float32)
-    statistics = x.new_empty((2, rows * pool.groups), dtype=torch.float32)
+        return found[:2], found[2:]
+    map = torch.empty((2, rows * channels), dtype=torch.float32, device=x.device)
+    statistics = torch.empty((2, rows * pool.groups), dtype=torch.float32, device=x.device)
     options = _sample_options(channels, pool.groups)
     launch(
         kernels.sample_map_kernel,
         (-(-pool.groups // options["GROUPS"]), rows),
-        tables[0],
-        tables[1],
+        tables,
         gamma,
         beta,
-        *maps.unbind(),
-        *statistics.unbind(),
+        map,
+        statistics,
         channels,
         pool.groups,
-        positions,
+        layout.count,
         splits,
         span,
         pool.eps,
         AFFINE=weight is not None,
         **options,
     )
-    return (*maps.unbind(), *statistics.unbind())
+    return map, statistics
 
 
 def _gradients(
@@ -140,56 +138,52 @@ def _gradients(
     parts: passes.Parts,
     pool: Pool,
     weight: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
+    map: Tensor,
+    statistics: Tensor,
     layout: ChannelLayout,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """One launch: constant and slope of dx, and the gradients of weight and bias."""
-    channels, positions, rows = x.shape[1], layout.count, layout.rows
+    channels, rows = x.shape[1], layout.rows
     tables, splits, _ = parts
     gamma = tables if weight is None else weight
     if pool.kind == "batch":
-        found = x.new_empty((4, channels), dtype=torch.float32)
+        out = torch.empty((4, channels), dtype=torch.float32, device=x.device)
         launch(
             kernels.batch_gradient_kernel,
             (-(-channels // 8),),
-            tables[0],
-            tables[1],
+            tables,
             gamma,
-            mean,
-            var,
-            *found.unbind(),
+            statistics,
+            out,
             rows,
             channels,
             splits,
-            rows * positions,
+            rows * layout.count,
             pool.eps,
             AFFINE=weight is not None,
             **_batch_options(rows * splits),
         )
-        constant, slope, dweight, dbias = found.unbind()
-        return constant, slope, dweight, dbias
-    found = x.new_empty((4, rows * channels), dtype=torch.float32)
+        extra, dweight, dbias = out.split((2, 1, 1))
+        return extra, dweight[0], dbias[0]
+    out = torch.empty((4, rows * channels), dtype=torch.float32, device=x.device)
     options = _sample_options(channels, pool.groups)
     launch(
         kernels.sample_gradient_kernel,
         (-(-pool.groups // options["GROUPS"]), rows),
-        tables[0],
-        tables[1],
+        tables,
         gamma,
-        mean,
-        var,
-        *found.unbind(),
+        statistics,
+        out,
         channels,
         pool.groups,
-        positions,
+        layout.count,
         splits,
         pool.eps,
         AFFINE=weight is not None,
         **options,
     )
-    dweight, dbias = found[2:].view(2, rows, channels).sum(1)
-    return found[0], found[1], dweight, dbias
+    dweight, dbias = out[2:].view(2, rows, channels).sum(1)
+    return out[:2], dweight, dbias
 
 
 def _batch_options(rows: int) -> dict[str, int]:
@@ -230,22 +224,21 @@ def _again(
 
 
 def remember(
-    mean: Tensor,
-    var: Tensor,
+    statistics: Tensor,
     running: tuple[Tensor, Tensor],
     counters: tuple[Tensor, Tensor],
     weight: float,
     correction: float,
 ) -> None:
     """One launch: the running statistics and both counters, whole or not at all."""
+    size = statistics.shape[1]
     launch(
         kernels.remember_kernel,
         (1,),
-        mean,
-        var,
+        statistics,
         *running,
         *counters,
-        mean.numel(),
+        size,
         weight,
         correction,
         WIDTH=1024,

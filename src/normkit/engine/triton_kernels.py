@@ -6,9 +6,10 @@ A tensor is shown to a kernel in one of two forms, in both of which a cell is a 
               neighbouring cells (channels_last)
     rows      (R, M): cell r has its positions side by side (contiguous); B = 1, K = R
 
-Tables repeat after ``period`` entries: that of all cells, or of the channels if all samples share
-one map. A tile is CELLS × POSITIONS of one block. Offsets of cells and positions are 64-bit, so
-tensors may exceed 2³¹ elements. Arithmetic is float32 throughout.
+A map is two tables of ``period`` entries, scale and shift, one after the other; so is what dx has
+beside it, constant and slope. The period is that of all cells, or of the channels if all samples
+share one map. A tile is CELLS × POSITIONS of one block. Offsets into tensors are 64-bit, those
+into tables 32-bit: tensors may exceed 2³¹ elements. Arithmetic is float32 throughout.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ def _before(g, pre, ACT: tl.constexpr):
 
 @triton.jit
 def moments_kernel(
-    x, mean_out, square_out, M, K, span,
+    x, parts, M, K, span,
     ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squares about it of ``span`` positions of each cell, one read of x.
 
     Every lane of the tile keeps its own mean and squares (Welford), and lanes are merged about
     their common mean once, at the end: nothing cancels, and no reduction stands in the loop.
-    Out: (splits, B, K).
+    Out: parts (2, splits, B, K).
     """
     split, block = tl.program_id(1), tl.program_id(2)
     cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
@@ -69,27 +70,29 @@ def moments_kernel(
     apart = mean - middle[None, :]
     total = tl.sum(square + count * apart * apart, 0)
     out = (split * tl.num_programs(2) + block).to(tl.int64) * K + cell
-    tl.store(mean_out + out, middle, mask=cell < K)
-    tl.store(square_out + out, total, mask=cell < K)
+    second = (tl.num_programs(1) * tl.num_programs(2)).to(tl.int64) * K
+    tl.store(parts + out, middle, mask=cell < K)
+    tl.store(parts + second + out, total, mask=cell < K)
 
 
 @triton.jit
 def merge_kernel(
-    means, squares, mean_out, var_out, M, size, splits, span,
+    parts, found, M, size, splits, span,
     DEPTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Moments of whole cells from those of their splits; tables of ``size`` entries.
+    """Moments of whole cells (2, size) from those of their splits (2, splits, size).
 
     First the common mean, then the squares about it: the tables are small and in the cache.
     """
     entry = (tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)).to(tl.int64)
+    squares = parts + splits * size
     total = tl.zeros((DEPTH, WIDTH), tl.float32)
     for start in range(0, splits, DEPTH):
         split = start + tl.arange(0, DEPTH)
         mask = (split < splits)[:, None] & (entry < size)[None, :]
         count = tl.minimum(M - split * span, span).to(tl.float32)[:, None]
         at = split.to(tl.int64)[:, None] * size + entry[None, :]
-        total += count * tl.load(means + at, mask=mask, other=0.0)
+        total += count * tl.load(parts + at, mask=mask, other=0.0)
     mean = tl.sum(total, 0) / M
     total = tl.zeros((DEPTH, WIDTH), tl.float32)
     for start in range(0, splits, DEPTH):
@@ -97,16 +100,16 @@ def merge_kernel(
         mask = (split < splits)[:, None] & (entry < size)[None, :]
         count = tl.minimum(M - split * span, span).to(tl.float32)[:, None]
         at = split.to(tl.int64)[:, None] * size + entry[None, :]
-        apart = tl.load(means + at, mask=mask, other=0.0) - mean[None, :]
+        apart = tl.load(parts + at, mask=mask, other=0.0) - mean[None, :]
         inside = tl.load(squares + at, mask=mask, other=0.0)
         total += tl.where(mask, inside + count * apart * apart, 0.0)
-    tl.store(mean_out + entry, mean, mask=entry < size)
-    tl.store(var_out + entry, tl.sum(total, 0) / M, mask=entry < size)
+    tl.store(found + entry, mean, mask=entry < size)
+    tl.store(found + size + entry, tl.sum(total, 0) / M, mask=entry < size)
 
 
 @triton.jit
 def affine_kernel(
-    x, scale, shift, residual, y, M, K, period,
+    x, map, residual, y, M, K, period,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
@@ -117,8 +120,8 @@ def affine_kernel(
     mask = (position < M)[:, None] & (cell < K)[None, :]
     at = _tile(block, cell, position, M, K, ROWS)
     entry = (block.to(tl.int64) * K + cell) % period
-    a = tl.load(scale + entry, mask=cell < K, other=0.0)
-    b = tl.load(shift + entry, mask=cell < K, other=0.0)
+    a = tl.load(map + entry, mask=cell < K, other=0.0)
+    b = tl.load(map + period + entry, mask=cell < K, other=0.0)
     value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * a[None, :] + b[None, :]
     if RESIDUAL:
         value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
@@ -131,14 +134,14 @@ def affine_kernel(
 
 @triton.jit
 def sums_kernel(
-    dy, x, scale, shift, residual, kept, scale_out, shift_out, M, K, span, period,
+    dy, x, map, residual, kept, parts, M, K, span, period,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
     ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
     """Σ g·x and Σ g over ``span`` positions of each cell, g the gradient before the activation.
 
     One read of dy and x. The sign is recomputed from x, so nothing more is stored; g is written
-    only where a residual needs it. Out: (splits, B, K).
+    only where a residual needs it. Out: parts (2, splits, B, K).
     """
     split, block = tl.program_id(1), tl.program_id(2)
     cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
@@ -146,8 +149,8 @@ def sums_kernel(
     last = tl.minimum(first + span, M)
     entry = (block.to(tl.int64) * K + cell) % period
     if ACT != 0:
-        a = tl.load(scale + entry, mask=cell < K, other=0.0)
-        b = tl.load(shift + entry, mask=cell < K, other=0.0)
+        a = tl.load(map + entry, mask=cell < K, other=0.0)
+        b = tl.load(map + period + entry, mask=cell < K, other=0.0)
     da = tl.zeros((POSITIONS, CELLS), tl.float32)
     db = tl.zeros((POSITIONS, CELLS), tl.float32)
     for start in range(first, last, POSITIONS):
@@ -166,14 +169,15 @@ def sums_kernel(
         da += g * value
         db += g
     out = (split * tl.num_programs(2) + block).to(tl.int64) * K + cell
-    tl.store(scale_out + out, tl.sum(da, 0), mask=cell < K)
-    tl.store(shift_out + out, tl.sum(db, 0), mask=cell < K)
+    second = (tl.num_programs(1) * tl.num_programs(2)).to(tl.int64) * K
+    tl.store(parts + out, tl.sum(da, 0), mask=cell < K)
+    tl.store(parts + second + out, tl.sum(db, 0), mask=cell < K)
 
 
 @triton.jit
 def input_gradient_kernel(
-    dy, x, scale, shift, residual, constant, slope, dx, M, K, period,
-    ACT: tl.constexpr, RESIDUAL: tl.constexpr, CONSTANT: tl.constexpr, SLOPE: tl.constexpr,
+    dy, x, map, residual, extra, dx, M, K, period,
+    ACT: tl.constexpr, RESIDUAL: tl.constexpr, EXTRA: tl.constexpr,
     ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
     """scale · g + constant + slope · x: one read of dy and x, one write."""
@@ -183,19 +187,19 @@ def input_gradient_kernel(
     mask = (position < M)[:, None] & (cell < K)[None, :]
     at = _tile(block, cell, position, M, K, ROWS)
     entry = (block.to(tl.int64) * K + cell) % period
-    a = tl.load(scale + entry, mask=cell < K, other=0.0)
+    a = tl.load(map + entry, mask=cell < K, other=0.0)
     g = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
-    if ACT != 0 or SLOPE:
+    if ACT != 0 or EXTRA:
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     if ACT != 0:
-        b = tl.load(shift + entry, mask=cell < K, other=0.0)
+        b = tl.load(map + period + entry, mask=cell < K, other=0.0)
         pre = value * a[None, :] + b[None, :]
         if RESIDUAL:
             pre += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
         g = _before(g, pre, ACT)
     out = g * a[None, :]
-    if SLOPE:
-        out += value * tl.load(slope + entry, mask=cell < K, other=0.0)[None, :]
-    if CONSTANT:
-        out += tl.load(constant + entry, mask=cell < K, other=0.0)[None, :]
+    if EXTRA:
+        constant = tl.load(extra + entry, mask=cell < K, other=0.0)
+        slope = tl.load(extra + period + entry, mask=cell < K, other=0.0)
+        out += value * slope[None, :] + constant[None, :]
     tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)

@@ -74,8 +74,8 @@ class Normalizer(Configured):
         """What shares statistics, if the map is nothing but their standardization and affine."""
         return None
 
-    def track_pool(self, mean: Tensor, var: Tensor, count: int) -> None:
-        """What is to be done with the statistics of the pools."""
+    def track_pool(self, statistics: Tensor, count: int) -> None:
+        """What is to be done with the mean and variance of each pool, (2, pools)."""
 
     def check_size(self, x: Tensor) -> None:
         """Refuse sizes for which the statistics do not exist."""
@@ -135,12 +135,20 @@ class Normalizer(Configured):
             raise DtypeError(
                 f"{title(self)} expects a floating-point input, got {x.dtype}. Try x.float()."
             )
-        mine = next((t for t in (*self.parameters(), *self.buffers())), None)
+        mine = self._anchor()
         if mine is not None and mine.device != x.device:
             raise DeviceError(
                 f"{title(self)} is on {mine.device}, its input on {x.device}. "
                 f"Try layer.to({str(x.device)!r})."
             )
+
+    def _anchor(self) -> Tensor | None:
+        """Any tensor of the layer, to know its device by."""
+        for tensors in (self._parameters, self._buffers):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    return tensor
+        return None
 
     def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         pool = self.pool(x)
@@ -155,8 +163,8 @@ class Normalizer(Configured):
                 activation=activation,
             )
             if done is not None:
-                y, mean, var = done
-                self.track_pool(mean, var, x.numel() // self.channels)
+                y, statistics = done
+                self.track_pool(statistics, x.numel() // self.channels)
                 return y
         return normalize(
             x,

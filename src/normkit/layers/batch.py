@@ -139,21 +139,21 @@ class BatchNormalizer(Normalizer):
             var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
             self.remember(running_mean=mean, running_var=var)
 
-    def track_pool(self, mean: Tensor, var: Tensor, count: int) -> None:
+    def track_pool(self, statistics: Tensor, count: int) -> None:
         """The same for a fast backend, which has a kernel for it where a fixed momentum is kept."""
         if not self.training or self.running_mean is None or is_recomputation():
             return
         running = self.running_mean, getattr(self, self.second_buffer)
         if self.momentum is None or running[0].dtype != torch.float32:
-            self.track(Moments(mean[None], var[None], count))
+            self.track(Moments(statistics[:1], statistics[1:], count))
             return
         from normkit.engine import triton_fused  # whoever calls this has used it
 
         assert self.num_batches_tracked is not None
         counters = self.num_batches_tracked, self.nonfinite_batches
         correction = count / (count - self.running_var_correction)
-        triton_fused.remember(mean, var, running, counters, self.momentum, correction)
-        if mean.device.type == "cpu" and int(self.nonfinite_batches):
+        triton_fused.remember(statistics, running, counters, self.momentum, correction)
+        if statistics.device.type == "cpu" and int(self.nonfinite_batches):
             self.report()
 
     def remember(

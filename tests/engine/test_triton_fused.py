@@ -1,0 +1,166 @@
+"""Layers that Triton computes without tables in between: the same as the generic path."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import normkit as nk
+from cases import inputs
+from normkit.engine import plain
+from normkit.errors import NonFiniteWarning
+
+pytest.importorskip("normkit.engine.triton_fused", reason="Triton is not installed")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CASES = {
+    "bn": nk.BN(8),
+    "bn-plain": nk.BN(8, affine=False),
+    "bn-cumulative": nk.BN(8, momentum=None),
+    "bn-untracked": nk.BN(8, track_running_stats=False),
+    "bn-biased": nk.BN(8, running_var_correction=0),
+    "ghost_bn": nk.GhostBN(8, virtual_batch=64),
+    "input_norm": nk.InputNorm(8),
+    "gn": nk.GN(8, groups=4),
+    "gn-plain": nk.GN(8, groups=2, affine=False),
+    "ln": nk.LN(8),
+    "in": nk.IN(8),
+}
+BOTH = pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
+
+
+@pytest.fixture
+def layer(request):
+    layer = copy.deepcopy(request.param).to(DEVICE)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(0.5, 1.5)
+    return layer
+
+
+def pytest_generate_tests(metafunc):
+    if "layer" in metafunc.fixturenames:
+        metafunc.parametrize("layer", CASES.values(), ids=CASES.keys(), indirect=True)
+
+
+def gradients(layer, x, residual, activation, grad):
+    wanted = [x, residual, *(p for p in layer.parameters() if p.requires_grad)]
+    y = layer(x, residual, activation)
+    return y, *torch.autograd.grad(y, wanted, grad)
+
+
+@BOTH
+@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+def test_equal_to_the_generic_path(layer, activation, memory):
+    """Output, every gradient, every buffer; against the torch backend in float64."""
+    exact = copy.deepcopy(layer).double()
+    x = inputs(7, (5, 3), memory, torch.float32).to(DEVICE)
+    residual, grad = torch.randn_like(x), torch.randn_like(x)
+    with nk.use_backend("triton"):
+        found = gradients(layer, x.requires_grad_(), residual.requires_grad_(), activation, grad)
+    with nk.use_backend("torch"):
+        wide = [t.detach().double().requires_grad_() for t in (x, residual)]
+        truth = gradients(exact, *wide, activation, grad.double())
+    assert found[0].stride() == x.stride()
+    for mine, theirs in zip(found, truth, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(layer.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_the_fused_path(layer, monkeypatch):
+    """These layers really take it: the generic passes are not called."""
+    from normkit.engine import triton_backend
+
+    def refuse(*args):
+        raise AssertionError("generic path")
+
+    monkeypatch.setattr(triton_backend, "moments", refuse)
+    with nk.use_backend("triton"):
+        layer(inputs(dtype=torch.float32).to(DEVICE))
+
+
+def test_vectors(layer):
+    """(N, C), where in has no statistics and gn needs more than one value a group."""
+    x = inputs(7, (), dtype=torch.float32).to(DEVICE)
+    twin = copy.deepcopy(layer)
+    if isinstance(layer, nk.IN):
+        with nk.use_backend("triton"), pytest.raises(ValueError, match="more than one position"):
+            layer(x)
+        return
+    with nk.use_backend("triton"):
+        y = layer(x)
+    with nk.use_backend("torch"):
+        torch.testing.assert_close(y, twin(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_backward_of_a_backward(layer):
+    """Through the plain expression; equal to what the torch backend differentiates."""
+    x = inputs(5, (3, 2), dtype=torch.float32).to(DEVICE)
+    residual, grad = torch.randn_like(x), torch.randn_like(x)
+    twin = copy.deepcopy(layer)
+
+    def penalty(layer):
+        a, r, g = (t.clone().requires_grad_() for t in (x, residual, grad))
+        y = layer(a, r, "silu")
+        (first,) = torch.autograd.grad(y, a, g, create_graph=True)
+        parameters = [p for p in layer.parameters() if p.requires_grad and p is not layer.bias]
+        return torch.autograd.grad(first.square().sum(), [a, r, g, *parameters])
+
+    with nk.use_backend("triton"):
+        found = penalty(layer)
+    with nk.use_backend("torch"):
+        expected = penalty(twin)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_checkpointing_counts_once(layer):
+    twin = copy.deepcopy(layer)
+    x = inputs(dtype=torch.float32).to(DEVICE)
+    with nk.use_backend("triton"):
+        checkpoint(layer, x.clone().requires_grad_(), use_reentrant=False).sum().backward()
+        twin(x)
+    for mine, theirs in zip(layer.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_batch_never_enters_a_buffer(layer, bad):
+    x = inputs(dtype=torch.float32).to(DEVICE)
+    with nk.use_backend("triton"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", NonFiniteWarning)
+        layer(x)
+        before = copy.deepcopy(layer.state_dict())
+        x[0, 3, 0, 0] = bad  # one channel of one sample: no channel may be updated
+        layer(x)
+    for key, value in layer.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    if getattr(layer, "running_mean", None) is not None:
+        assert layer.nonfinite_batches == 1
+
+
+def test_an_in_place_activation_may_follow(layer):
+    x = inputs(dtype=torch.float32).to(DEVICE).requires_grad_()
+    with nk.use_backend("triton"):
+        torch.relu_(layer(x)).sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_moments_of_the_specification_are_untouched():
+    """The statistics that come back are those of the specification."""
+    from normkit.core.layout import Channels
+    from normkit.core.pool import Pool
+    from normkit.engine import triton_fused
+
+    x = inputs(dtype=torch.float32).to(DEVICE)
+    layout = Channels(x)
+    _, found = triton_fused.standardize(
+        x, Pool("sample", 1e-5, 8), None, None, None, "none", layout
+    )
+    expected = torch.stack(plain.moments(x, layout)).flatten(1)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
