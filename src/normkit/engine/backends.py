@@ -36,6 +36,8 @@ def reason(x: Tensor, layout: Layout) -> str:
         return "torch, because use_backend('torch') is in force" + (
             f"; Triton could not: {obstacle}." if obstacle else "; Triton could."
         )
+    if obstacle and _forced == "triton":
+        return f"no backend: Triton is asked for, but {obstacle}."
     if obstacle:
         return f"torch, because {obstacle}."
     return "triton" + (" (forced)." if _forced == "triton" else ".")
