@@ -14,6 +14,7 @@ from cases import ACTIVATION
 from normkit.core.layout import Batch, Channels, Pieces, Pixels
 from normkit.core.pieces import cut
 from normkit.engine import normalize, plain, torch_backend
+from normkit.engine.epilogue import AffineMap
 
 SPATIAL = st.lists(st.integers(1, 6), max_size=3).map(tuple)
 
@@ -61,19 +62,19 @@ def check_passes(data, x, layout, activation):
     torch.testing.assert_close((mean, var), expected)
     scale, shift, constant, slope = (torch.randn_like(mean) for _ in range(4))
     residual = torch.randn_like(x) if data.draw(st.booleans()) else None
-    args = (scale, shift, residual, activation)
-    y = torch_backend.affine(x, *args, layout)
-    torch.testing.assert_close(y, plain.affine(x, *args, layout))
+    map = AffineMap(scale, shift, residual, activation)
+    y = torch_backend.affine(x, map, layout)
+    torch.testing.assert_close(y, plain.affine(x, map, layout))
     assert y.stride() == x.stride()
     grad = torch.randn_like(y)
-    found = torch_backend.sums(grad, x, *args, layout, residual is not None)
-    torch.testing.assert_close(found, plain.sums(grad, x, *args, layout, residual is not None))
-    dx = torch_backend.input_gradient(grad, x, *args, constant, slope, layout)
-    spec = plain.input_gradient(grad, x, *args, constant, slope, layout)
+    found = torch_backend.sums(grad, x, map, layout, residual is not None)
+    torch.testing.assert_close(found, plain.sums(grad, x, map, layout, residual is not None))
+    dx = torch_backend.input_gradient(grad, x, map, constant, slope, layout)
+    spec = plain.input_gradient(grad, x, map, constant, slope, layout)
     torch.testing.assert_close(dx, spec)
 
     def whole(x, scale, shift):
-        return plain.affine(x, scale, shift, residual, activation, layout)
+        return plain.affine(x, AffineMap(scale, shift, residual, activation), layout)
 
     _, vjp = torch.func.vjp(whole, x, scale, shift)
     torch.testing.assert_close(found[:2], vjp(grad)[1:])

@@ -11,6 +11,7 @@ import normkit as nk
 from cases import build, every, inputs, label
 from normkit.core.layout import Batch, Channels, Pixels
 from normkit.engine import plain, torch_backend
+from normkit.engine.epilogue import AffineMap
 from normkit.errors import OptionError
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -96,21 +97,21 @@ def check_reductions_and_maps(x, layout, activation):
     a, b, c0, c1 = (torch.randn(layout.rows, layout.columns, device=DEVICE) for _ in range(4))
     grad = torch.randn_like(x)
     for residual in (None, torch.randn_like(x)):
-        args = (a, b, residual, activation)
-        exact = (*(doubled(t) for t in args[:3]), activation)
-        sizes = (*(doubled(t, absolute=True) for t in args[:3]), "none")
-        y = triton_backend.affine(x, *args, layout)
+        map = AffineMap(a, b, residual, activation)
+        exact = AffineMap(*(doubled(t) for t in map[:3]), activation)
+        sizes = AffineMap(*(doubled(t, absolute=True) for t in map[:3]), "none")
+        y = triton_backend.affine(x, map, layout)
         assert y.stride() == x.stride()
         assert y.dtype == x.dtype
-        theirs = torch_backend.affine(x, *args, layout)
-        truth, terms = plain.affine(wide, *exact, layout), plain.affine(wide.abs(), *sizes, layout)
+        theirs = torch_backend.affine(x, map, layout)
+        truth, terms = plain.affine(wide, exact, layout), plain.affine(wide.abs(), sizes, layout)
         no_worse(y, theirs, truth, terms, MAP)
         keep = residual is not None
         found = zip(
-            triton_backend.sums(grad, x, *args, layout, keep),
-            torch_backend.sums(grad, x, *args, layout, keep),
-            plain.sums(grad.double(), wide, *exact, layout, keep),
-            plain.sums(grad.double().abs(), wide.abs(), *sizes, layout, keep),
+            triton_backend.sums(grad, x, map, layout, keep),
+            torch_backend.sums(grad, x, map, layout, keep),
+            plain.sums(grad.double(), wide, exact, layout, keep),
+            plain.sums(grad.double().abs(), wide.abs(), sizes, layout, keep),
             strict=True,
         )
         for mine, theirs, truth, terms in found:
@@ -118,13 +119,13 @@ def check_reductions_and_maps(x, layout, activation):
             if mine is not None:
                 no_worse(mine, theirs, truth, terms, depth + MAP)
         for extra in ((None, None), (c0, None), (c0, c1)):
-            mine = triton_backend.input_gradient(grad, x, *args, *extra, layout)
-            theirs = torch_backend.input_gradient(grad, x, *args, *extra, layout)
+            mine = triton_backend.input_gradient(grad, x, map, *extra, layout)
+            theirs = torch_backend.input_gradient(grad, x, map, *extra, layout)
             exact_extra = [doubled(t) for t in extra]
-            truth = plain.input_gradient(grad.double(), wide, *exact, *exact_extra, layout)
+            truth = plain.input_gradient(grad.double(), wide, exact, *exact_extra, layout)
             size_extra = [doubled(t, absolute=True) for t in extra]
             terms = plain.input_gradient(
-                grad.double().abs(), wide.abs(), *sizes, *size_extra, layout
+                grad.double().abs(), wide.abs(), sizes, *size_extra, layout
             )
             no_worse(mine, theirs, truth, terms, 2 * MAP)
 
@@ -162,7 +163,7 @@ def test_many_splits(monkeypatch):
                     triton_backend.moments(laid, layout), plain.moments(laid, layout)
                 )
                 a = torch.randn(layout.rows, layout.columns, device=DEVICE)
-                args = (laid, laid, a, a, None, "relu", layout, False)
+                args = (laid, laid, AffineMap(a, a, None, "relu"), layout, False)
                 for mine, theirs in zip(triton_backend.sums(*args), plain.sums(*args), strict=True):
                     if mine is not None:
                         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)

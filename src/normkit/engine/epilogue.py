@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,15 @@ from normkit.errors import OptionError, ShapeError, nearest
 
 Activation = Literal["none", "relu", "silu"]
 ACTIVATIONS = ("none", "relu", "silu")
+
+
+class AffineMap(NamedTuple):
+    """activation(scale · x + shift + residual), scale and shift as whole tables."""
+
+    scale: Tensor
+    shift: Tensor
+    residual: Tensor | None
+    act: str
 
 
 def check(x: Tensor, residual: Tensor | None, activation: str) -> None:

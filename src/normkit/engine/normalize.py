@@ -22,7 +22,7 @@ from normkit.core.moments import Coefficients, Moments
 from normkit.core.pool import Pool
 from normkit.engine import plain
 from normkit.engine.backends import choose
-from normkit.engine.epilogue import check
+from normkit.engine.epilogue import AffineMap, check
 
 CoefficientFunction = Callable[[Moments | None], Coefficients]
 
@@ -47,8 +47,8 @@ def normalize(
     layout = cells(x)
     if expression_wanted():
         found = Moments(*plain.moments(x, layout), layout.count) if use_moments else None
-        scale, shift = _tables(coefficients(found), layout)
-        return plain.affine(x, scale, shift, residual, activation, layout)
+        tables = _tables(coefficients(found), layout)
+        return plain.affine(x, AffineMap(*tables, residual, activation), layout)
     link, found, through = None, None, x
     if use_moments:
         link = _Link()
@@ -116,7 +116,7 @@ class _Link:
     """Carries the map from the backward of _Affine to that of _Moments, which finishes dx."""
 
     def __init__(self) -> None:
-        self.map: tuple[Tensor, Tensor, Tensor | None, str] | None = None
+        self.map: AffineMap | None = None
 
 
 class _Moments(torch.autograd.Function):
@@ -146,9 +146,9 @@ class _Moments(torch.autograd.Function):
             constant = -mean * slope if constant is None else constant - mean * slope
         if grad is None:
             return plain.moments_gradient(x, constant, slope, layout), None, None
-        (scale, shift, residual, act), ctx.link.map = ctx.link.map, None
+        map, ctx.link.map = ctx.link.map, None
         passes = plain if torch.is_grad_enabled() else choose(x, layout)
-        dx = passes.input_gradient(grad, x, scale, shift, residual, act, constant, slope, layout)
+        dx = passes.input_gradient(grad, x, map, constant, slope, layout)
         return dx, None, None
 
 
@@ -176,7 +176,7 @@ class _Affine(torch.autograd.Function):
             x if keeps_x else None, scale, shift, residual if recomputes else None
         )
         ctx.act, ctx.layout, ctx.link = act, layout, link
-        return choose(x, layout).affine(x, scale, shift, residual, act, layout)
+        return choose(x, layout).affine(x, AffineMap(scale, shift, residual, act), layout)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -185,15 +185,16 @@ class _Affine(torch.autograd.Function):
         x = grad if x is None else x  # of the right shape; its values have no effect then
         needs_x, _, needs_scale, needs_shift, needs_residual = ctx.needs_input_grad[:5]
         layout, act = ctx.layout, ctx.act
+        map = AffineMap(scale, shift, residual, act)
         passes = plain if torch.is_grad_enabled() else choose(x, layout)
         dx = da = db = dr = None
         if needs_scale or needs_shift or (needs_residual and act != "none"):
-            da, db, dr = passes.sums(grad, x, scale, shift, residual, act, layout, needs_residual)
+            da, db, dr = passes.sums(grad, x, map, layout, needs_residual)
         elif needs_residual:
             dr = grad
         if needs_x and ctx.link is not None:
-            ctx.link.map = (scale, shift, residual, act)
+            ctx.link.map = map
             dx = grad
         elif needs_x:
-            dx = passes.input_gradient(grad, x, scale, shift, residual, act, None, None, layout)
+            dx = passes.input_gradient(grad, x, map, None, None, layout)
         return dx, None, da, db, dr, None, None, None

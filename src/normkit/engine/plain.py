@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normkit.core.layout import Layout
 from normkit.core.precision import statistics_dtype
-from normkit.engine.epilogue import before, epilogue
+from normkit.engine.epilogue import AffineMap, before, epilogue
 
 
 def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -21,24 +21,16 @@ def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return layout.lift(mean), layout.lift(var)
 
 
-def affine(
-    x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, act: str, layout: Layout
-) -> Tensor:
-    y = epilogue(_mapped(x, scale, shift, layout), _cells(residual, layout), act)
+def affine(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
+    residual = None if map.residual is None else layout.view(map.residual)
+    y = epilogue(_mapped(x, map, layout), residual, map.act)
     return layout.unview(y.to(x.dtype))
 
 
 def sums(
-    grad: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    residual: Tensor | None,
-    act: str,
-    layout: Layout,
-    grad_residual: bool,
+    grad: Tensor, x: Tensor, map: AffineMap, layout: Layout, grad_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    g = _before(grad, x, scale, shift, residual, act, layout)
+    g = _before(grad, x, map, layout)
     da, db = layout.sum(g * layout.view(x)), layout.sum(g)
     kept = layout.unview(g.to(x.dtype)) if grad_residual else None
     return layout.lift(da), layout.lift(db), kept
@@ -47,16 +39,13 @@ def sums(
 def input_gradient(
     grad: Tensor,
     x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    residual: Tensor | None,
-    act: str,
+    map: AffineMap,
     constant: Tensor | None,
     slope: Tensor | None,
     layout: Layout,
 ) -> Tensor:
-    g = _before(grad, x, scale, shift, residual, act, layout)
-    dx = layout.unview((g * layout.over(layout.lay(scale))).to(x.dtype))
+    g = _before(grad, x, map, layout)
+    dx = layout.unview((g * layout.over(layout.lay(map.scale))).to(x.dtype))
     return dx + moments_gradient(x, constant, slope, layout)
 
 
@@ -72,28 +61,16 @@ def moments_gradient(
     return layout.unview(dx.to(x.dtype))
 
 
-def _cells(x: Tensor | None, layout: Layout) -> Tensor | None:
-    return None if x is None else layout.view(x)
-
-
-def _mapped(x: Tensor, scale: Tensor, shift: Tensor, layout: Layout) -> Tensor:
-    a, b = layout.over(layout.lay(scale)), layout.over(layout.lay(shift))
+def _mapped(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
+    a, b = layout.over(layout.lay(map.scale)), layout.over(layout.lay(map.shift))
     return layout.view(x) * a + b
 
 
-def _before(
-    grad: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    residual: Tensor | None,
-    act: str,
-    layout: Layout,
-) -> Tensor:
+def _before(grad: Tensor, x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
     g = layout.view(grad).to(statistics_dtype(x.dtype))
-    if act == "none":
+    if map.act == "none":
         return g
-    pre = _mapped(x, scale, shift, layout)
-    if residual is not None:
-        pre = pre + layout.view(residual)
-    return before(g, pre, act)
+    pre = _mapped(x, map, layout)
+    if map.residual is not None:
+        pre = pre + layout.view(map.residual)
+    return before(g, pre, map.act)

@@ -15,7 +15,7 @@ from torch import Tensor
 from normkit.core.layout import Batch, Layout
 from normkit.core.precision import statistics_dtype
 from normkit.engine import native
-from normkit.engine.epilogue import before, epilogue_
+from normkit.engine.epilogue import AffineMap, before, epilogue_
 
 TILE = 1 << 20  # elements: 4 MB of float32, where a few calls a tile cost less than memory
 
@@ -48,58 +48,49 @@ def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return layout.lift(torch.cat(means)), layout.lift(torch.cat(variances))
 
 
-def affine(
-    x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, act: str, layout: Layout
-) -> Tensor:
+def affine(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
     """activation(scale · x + shift + residual): one read of x (and residual), one write."""
     out = layout.like(x)
     cells, result = layout.view(x), layout.view(out)
-    a, b = layout.lay(scale), layout.lay(shift)
-    rest = None if residual is None else layout.view(residual)
+    a, b = layout.lay(map.scale), layout.lay(map.shift)
+    rest = None if map.residual is None else layout.view(map.residual)
     for tile, table in _tiles(cells, layout):
         direct = result[tile] if x.dtype == a.dtype else None
         part = cells[tile].to(a.dtype)
         y = _mapped(part, layout.over(a[table]), layout.over(b[table]), direct)
-        epilogue_(y, None if rest is None else rest[tile], act)
+        epilogue_(y, None if rest is None else rest[tile], map.act)
         if direct is None:
             result[tile] = y
     return out
 
 
 def sums(
-    grad: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    residual: Tensor | None,
-    act: str,
-    layout: Layout,
-    grad_residual: bool,
+    grad: Tensor, x: Tensor, map: AffineMap, layout: Layout, grad_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Σ g·x and Σ g of each cell, g the gradient before the activation; and g if asked for.
 
     One read of grad and x. The sign of what went into the activation is recomputed, not stored.
     """
     cells, dy = layout.view(x), layout.view(grad)
-    if isinstance(layout, Batch) and native.serves(x) and act == "none":
+    if isinstance(layout, Batch) and native.serves(x) and map.act == "none":
         da, db = native.sums(dy, cells)
         return layout.lift(da), layout.lift(db), grad if grad_residual else None
-    a, b = layout.lay(scale), layout.lay(shift)
-    rest = None if residual is None else layout.view(residual)
-    keep = layout.like(x) if grad_residual and act != "none" else None
+    a, b = layout.lay(map.scale), layout.lay(map.shift)
+    rest = None if map.residual is None else layout.view(map.residual)
+    keep = layout.like(x) if grad_residual and map.act != "none" else None
     kept = None if keep is None else layout.view(keep)
     scales, shifts = [], []
     scratch = None
     for tile, table in _tiles(cells, layout):
         part = cells[tile].to(a.dtype)
         between = None if rest is None else rest[tile]
-        g = _before(dy[tile].to(a.dtype), part, a[table], b[table], between, act, layout)
+        g = _before(dy[tile].to(a.dtype), part, a[table], b[table], between, map.act, layout)
         scratch = torch.mul(g, part, out=_reuse(scratch, part))
         scales.append(layout.sum(scratch))
         shifts.append(layout.sum(g))
         if kept is not None:
             kept[tile] = g
-    grad_of_residual = grad if grad_residual and act == "none" else keep
+    grad_of_residual = grad if grad_residual and map.act == "none" else keep
     one_row = cells.shape[0] == 1
     da, db = (sum(t[1:], t[0]) if one_row else torch.cat(t) for t in (scales, shifts))
     return layout.lift(da), layout.lift(db), grad_of_residual
@@ -108,10 +99,7 @@ def sums(
 def input_gradient(
     grad: Tensor,
     x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    residual: Tensor | None,
-    act: str,
+    map: AffineMap,
     constant: Tensor | None,
     slope: Tensor | None,
     layout: Layout,
@@ -119,14 +107,14 @@ def input_gradient(
     """scale · g + constant + slope · x: one read of grad and x, one write."""
     out = layout.like(x)
     cells, dy, result = layout.view(x), layout.view(grad), layout.view(out)
-    a, b = layout.lay(scale), layout.lay(shift)
-    rest = None if residual is None else layout.view(residual)
+    a, b = layout.lay(map.scale), layout.lay(map.shift)
+    rest = None if map.residual is None else layout.view(map.residual)
     c0 = None if constant is None else layout.lay(constant)
     c1 = None if slope is None else layout.lay(slope)
     for tile, table in _tiles(cells, layout):
         part = cells[tile].to(a.dtype)
         between = None if rest is None else rest[tile]
-        g = _before(dy[tile].to(a.dtype), part, a[table], b[table], between, act, layout)
+        g = _before(dy[tile].to(a.dtype), part, a[table], b[table], between, map.act, layout)
         direct = result[tile] if x.dtype == a.dtype else None
         added = None if c0 is None else layout.over(c0[table])
         dx = _mapped(g, layout.over(a[table]), added, direct)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normkit.core.layout import Layout
 from normkit.engine import triton_kernels as kernels
+from normkit.engine.epilogue import AffineMap
 from normkit.engine.launch import launch
 
 ACTIVATION = {"none": 0, "relu": 1, "silu": 2}
@@ -129,13 +130,13 @@ def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return layout.lift(found[0]), layout.lift(found[1])
 
 
-def affine(
-    x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None, act: str, layout: Layout
+def affine(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
+    return apply_map(x, _laid(layout, map.scale, map.shift), map.residual, map.act, layout)
+
+
+def apply_map(
+    x: Tensor, tables: Tensor, residual: Tensor | None, act: str, layout: Layout
 ) -> Tensor:
-    return apply_map(x, _laid(layout, scale, shift), residual, act, layout)
-
-
-def apply_map(x: Tensor, map: Tensor, residual: Tensor | None, act: str, layout: Layout) -> Tensor:
     """The affine pass; the map's tables may be of one row that all samples share."""
     out = layout.like(x)
     form = form_of(layout.extent)
@@ -144,12 +145,12 @@ def apply_map(x: Tensor, map: Tensor, residual: Tensor | None, act: str, layout:
         kernels.affine_kernel,
         form.map_grid,
         x,
-        map,
+        tables,
         x if residual is None else layout.aligned(residual),
         out,
         form.positions,
         form.cells,
-        map.shape[1],
+        tables.shape[1],
         ACT=ACTIVATION[act],
         RESIDUAL=residual is not None,
         **form.options,
@@ -158,17 +159,10 @@ def apply_map(x: Tensor, map: Tensor, residual: Tensor | None, act: str, layout:
 
 
 def sums(
-    grad: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    residual: Tensor | None,
-    act: str,
-    layout: Layout,
-    grad_residual: bool,
+    grad: Tensor, x: Tensor, map: AffineMap, layout: Layout, grad_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    map = _laid(layout, scale, shift)
-    parts, kept = sum_parts(grad, x, map, residual, act, layout, grad_residual)
+    tables = _laid(layout, map.scale, map.shift)
+    parts, kept = sum_parts(grad, x, tables, map.residual, map.act, layout, grad_residual)
     da, db = parts.tables.sum(1) if parts.splits > 1 else parts.tables[:, 0]
     return layout.lift(da), layout.lift(db), kept
 
@@ -176,7 +170,7 @@ def sums(
 def sum_parts(
     grad: Tensor,
     x: Tensor,
-    map: Tensor,
+    tables: Tensor,
     residual: Tensor | None,
     act: str,
     layout: Layout,
@@ -193,14 +187,14 @@ def sum_parts(
         (form.cell_tiles, splits, form.blocks),
         layout.aligned(grad),
         x,
-        map,
+        tables,
         x if residual is None else layout.aligned(residual),
         x if keep is None else keep,
         parts,
         form.positions,
         form.cells,
         span,
-        map.shape[1],
+        tables.shape[1],
         ACT=ACTIVATION[act],
         RESIDUAL=residual is not None,
         KEEP=keep is not None,
@@ -213,26 +207,22 @@ def sum_parts(
 def input_gradient(
     grad: Tensor,
     x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    residual: Tensor | None,
-    act: str,
+    map: AffineMap,
     constant: Tensor | None,
     slope: Tensor | None,
     layout: Layout,
 ) -> Tensor:
-    map = _laid(layout, scale, shift)
-    if constant is None and slope is None:
-        return apply_gradient(grad, x, map, residual, act, None, layout)
-    zero = torch.zeros_like(scale)
-    extra = _laid(layout, *(zero if t is None else t for t in (constant, slope)))
-    return apply_gradient(grad, x, map, residual, act, extra, layout)
+    tables, extra = _laid(layout, map.scale, map.shift), None
+    if constant is not None or slope is not None:
+        zero = torch.zeros_like(map.scale)
+        extra = _laid(layout, *(zero if t is None else t for t in (constant, slope)))
+    return apply_gradient(grad, x, tables, map.residual, map.act, extra, layout)
 
 
 def apply_gradient(
     grad: Tensor,
     x: Tensor,
-    map: Tensor,
+    tables: Tensor,
     residual: Tensor | None,
     act: str,
     extra: Tensor | None,
@@ -247,13 +237,13 @@ def apply_gradient(
         form.map_grid,
         layout.aligned(grad),
         x,
-        map,
+        tables,
         x if residual is None else layout.aligned(residual),
-        map if extra is None else extra,
+        tables if extra is None else extra,
         out,
         form.positions,
         form.cells,
-        map.shape[1],
+        tables.shape[1],
         ACT=ACTIVATION[act],
         RESIDUAL=residual is not None,
         EXTRA=extra is not None,

@@ -13,6 +13,7 @@ from normkit.core.pool import Pool
 from normkit.engine import plain
 from normkit.engine import triton_backend as passes
 from normkit.engine import triton_coefficients as kernels
+from normkit.engine.epilogue import AffineMap
 from normkit.engine.launch import launch
 
 ChannelLayout = Batch | Channels
@@ -211,7 +212,7 @@ def _again(
         map = type(pooled)(*(spread(t, samples=layout.rows, groups_of=wide) for t in pooled))
     size = (layout.rows, layout.columns)
     scale, shift = (t.expand(size) for t in map.then(weight, bias))
-    y = plain.affine(x, scale, shift, residual, ctx.act, layout)
+    y = plain.affine(x, AffineMap(scale, shift, residual, ctx.act), layout)
     wanted = [x, weight, bias, residual]
     inputs = [t for t, needed in zip(wanted, ctx.needs_input_grad[:4], strict=True) if needed]
     if residual is None and ctx.needs_input_grad[3]:
