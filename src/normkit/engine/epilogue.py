@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from normkit.errors import OptionError, ShapeError, nearest
 
-Activation = Literal["none", "relu", "silu"]
 ACTIVATIONS = ("none", "relu", "silu")
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
-
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.trained import TrainedBN
-from normkit.layers.batch import BatchNormalizer
-from normkit.layers.rbn import gate
+from normkit.layers.gated import Gated, gate
 
 
-class IEBN(BatchNormalizer):
+class IEBN(Gated):
     """Instance enhancement batch normalization: bn, scaled by a gate of each sample's raw mean.
 
     Formula, with m the mean over positions of each sample and channel of the raw input:
@@ -46,29 +39,10 @@ class IEBN(BatchNormalizer):
         pools_samples=True,
         exact_from_bn=True,
     )
-    gate_weight: Tensor | None
-    gate_bias: Tensor
-
-    def __init__(self, channels: int, *, minus: bool = False, **options: Any) -> None:
-        super().__init__(channels, **options)
-        self.minus = minus
-        self.register_parameter("gate_weight", None if minus else self._new(0.0))
-        self.gate_bias = self._new(-1.0)
-
-    def uses_moments(self) -> bool:
-        return True  # eval mode has a gate too
+    gate_start = -1.0
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         assert moments is not None
         s = gate(moments.mean, self.gate_weight, self.gate_bias)
         standardized = self.statistics(moments).standardizing(self.eps)
         return standardized.then(s, None).then(self.weight, self.bias)
-
-    @classmethod
-    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
-        return {**super().options_from(bn, asked), "affine": True}  # the weight undoes the gate
-
-    def start_from(self, bn: TrainedBN) -> None:
-        super().start_from(bn)
-        if self.weight is not None:
-            self.weight.div_(torch.sigmoid(self.gate_bias))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.trained import TrainedBN
-from normkit.layers.batch import BatchNormalizer
+from normkit.layers.gated import Gated, centered, gate
 
 
-class RBN(BatchNormalizer):
+class RBN(Gated):
     """Representative batch normalization: centering and scaling calibrated per sample.
 
     Formula, with m the mean over positions of each sample and channel:
@@ -50,22 +48,13 @@ class RBN(BatchNormalizer):
         exact_from_bn=True,
     )
     center_weight: Tensor | None
-    gate_weight: Tensor | None
-    gate_bias: Tensor
+    gate_start = 1.0
 
-    def __init__(
-        self, channels: int, *, centering: bool = True, minus: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, channels: int, *, centering: bool = True, **options: Any) -> None:
         super().__init__(channels, **options)
-        self.centering, self.minus = centering, minus
-        self.register_parameter(
-            "center_weight", self._new(0.0) if centering and not minus else None
-        )
-        self.register_parameter("gate_weight", None if minus else self._new(0.0))
-        self.gate_bias = self._new(1.0)
-
-    def uses_moments(self) -> bool:
-        return True  # eval mode has a gate too
+        self.centering = centering
+        wanted = centering and not self.minus
+        self.register_parameter("center_weight", self._new(0.0) if wanted else None)
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         assert moments is not None
@@ -73,25 +62,3 @@ class RBN(BatchNormalizer):
         standardized = self.statistics(calibrated).standardizing(self.eps)
         s = gate(standardized.of(calibrated.mean), self.gate_weight, self.gate_bias)
         return standardized.after_adding(added).then(s, None).then(self.weight, self.bias)
-
-    @classmethod
-    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
-        return {**super().options_from(bn, asked), "affine": True}  # the weight undoes the gate
-
-    def start_from(self, bn: TrainedBN) -> None:
-        super().start_from(bn)
-        if self.weight is not None:
-            self.weight.div_(torch.sigmoid(self.gate_bias))
-
-
-def centered(moments: Moments, center_weight: Tensor | None) -> tuple[Moments, Tensor | None]:
-    """The moments of x + center_weight · m, and what is added to x."""
-    if center_weight is None:
-        return moments, None
-    added = center_weight * moments.mean
-    return Moments(moments.mean + added, moments.var, moments.count), added
-
-
-def gate(means: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
-    """A factor between 0 and 1 for each sample and channel."""
-    return torch.sigmoid(bias if weight is None else weight * means + bias)

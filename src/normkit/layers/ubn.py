@@ -19,8 +19,8 @@ from normkit.engine.normalize import normalize
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer, over_runs
 from normkit.layers.bnet import KERNEL_STARTS, centre, check_dims, odd, start_kernel
-from normkit.layers.rbn import centered
-from normkit.layers.rbn import gate as gate_of
+from normkit.layers.gated import centered
+from normkit.layers.gated import gate as gate_of
 from normkit.layers.ubn_readings import BY_PRESET, CHOICES, READINGS, resolve
 
 

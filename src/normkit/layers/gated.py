@@ -1,0 +1,52 @@
+"""What rbn, iebn and ubn share: a gate for each sample and channel, and centering."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.core.moments import Moments
+from normkit.core.trained import TrainedBN
+from normkit.layers.batch import BatchNormalizer
+
+
+class Gated(BatchNormalizer):
+    """A batch normalizer whose scale is weight · sigmoid(gate_weight · means + gate_bias)."""
+
+    gate_weight: Tensor | None
+    gate_bias: Tensor
+
+    gate_start: float  # of gate_bias
+
+    def __init__(self, channels: int, *, minus: bool = False, **options: Any) -> None:
+        super().__init__(channels, **options)
+        self.minus = minus
+        self.register_parameter("gate_weight", None if minus else self._new(0.0))
+        self.gate_bias = self._new(self.gate_start)
+
+    def uses_moments(self) -> bool:
+        return True  # eval mode has a gate too
+
+    @classmethod
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        return {**super().options_from(bn, asked), "affine": True}  # the weight undoes the gate
+
+    def start_from(self, bn: TrainedBN) -> None:
+        super().start_from(bn)
+        if self.weight is not None:
+            self.weight.div_(torch.sigmoid(self.gate_bias))
+
+
+def centered(moments: Moments, center_weight: Tensor | None) -> tuple[Moments, Tensor | None]:
+    """The moments of x + center_weight · m, and what is added to x."""
+    if center_weight is None:
+        return moments, None
+    added = center_weight * moments.mean
+    return Moments(moments.mean + added, moments.var, moments.count), added
+
+
+def gate(means: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
+    """A factor between 0 and 1 for each sample and channel."""
+    return torch.sigmoid(bias if weight is None else weight * means + bias)
