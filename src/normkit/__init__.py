@@ -34,6 +34,7 @@ from normkit.layers import (
 )
 from normkit.layers.base import Normalizer
 from normkit.layers.following import follow_learning_rate
+from normkit.layers.norm_act import NormAct
 from normkit.layers.reasons import why
 
 __version__ = "0.1.0"
@@ -62,6 +63,7 @@ __all__ = [
     "make",
     "names",
     "NonFiniteWarning",
+    "NormAct",
     "Normalizer",
     "NormkitError",
     "PN",
