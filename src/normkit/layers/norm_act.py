@@ -40,13 +40,11 @@ class NormAct(nn.Module):
         drop: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(act, str):
-            if act not in ACTIVATIONS:
-                raise OptionError(f"Unknown activation {act!r}. {nearest(act, ACTIVATIONS)}")
-            act = BY_NAME[act]()
+        if isinstance(act, str) and act not in ACTIVATIONS:
+            raise OptionError(f"Unknown activation {act!r}. {nearest(act, ACTIVATIONS)}")
         self.norm: nn.Module = norm
         self.drop: nn.Module = nn.Identity() if drop is None else drop
-        self.act: nn.Module = nn.Identity() if act is None else act
+        self.act: nn.Module = act if isinstance(act, nn.Module) else BY_NAME[act or "none"]()
 
     @property
     def fused(self) -> str | None:
