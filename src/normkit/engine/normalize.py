@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normkit.core.fusion import Fusion
 from normkit.core.layout import Batch, Channels, Layout, is_channels_last
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.pool import Pool
 from normkit.engine import plain
 from normkit.engine.backends import choose
 from normkit.engine.epilogue import AffineMap, check
@@ -58,20 +58,18 @@ def normalize(
     return _Affine.apply(through, x, scale, shift, residual, activation, layout, link)
 
 
-def standardize(
+def fused(
     x: Tensor,
-    pool: Pool,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    fusion: Fusion,
     *,
     cells: Callable[[Tensor], Layout],
-    residual: Tensor | None,
-    activation: str,
-) -> tuple[Tensor, Tensor] | None:
-    """A plain standardization and its statistics, if the chosen backend can do it in one go.
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """The whole layer, if the chosen backend makes such coefficients in one kernel.
 
-    None otherwise: then ``normalize`` does it. The statistics are mean and variance of each pool,
-    (2, pools), and carry no gradient.
+    None otherwise: then ``normalize`` does it. With it come the statistics of the batch, mean and
+    second one after the other, which carry no gradient, and the gates if they are kept.
     """
     check(x, residual, activation)
     if expression_wanted():
@@ -81,9 +79,9 @@ def standardize(
     backend = choose(x, layout)
     if not (hasattr(backend, "moment_parts") and isinstance(layout, Batch | Channels)):
         return None
-    from normkit.engine import triton_fused  # needs Triton, which is here
+    from normkit.engine import fused as fast  # needs Triton, which is here
 
-    return triton_fused.standardize(x, pool, weight, bias, residual, activation, layout)
+    return fast.fused(x, fusion, residual, activation, layout)
 
 
 def moments(x: Tensor, cells: Callable[[Tensor], Layout] = Channels) -> Moments:

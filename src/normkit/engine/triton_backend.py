@@ -16,7 +16,6 @@ from normkit.engine.launch import launch
 ACTIVATION = {"none": 0, "relu": 1, "silu": 2}
 TILE = 2048  # elements: two 16-byte loads of bfloat16 a thread; larger tiles spill the sums
 PROGRAMS = 8  # for each multiprocessor, so that reductions of few cells fill the machine
-WARPS = 4
 GRID_LIMIT = 65_535  # of the second and third axis
 
 
@@ -31,13 +30,9 @@ class Form(NamedTuple):
     tile_cells: int
 
     @property
-    def options(self) -> dict[str, int | bool]:
-        return {
-            "ROWS": self.rows,
-            "POSITIONS": self.tile_positions,
-            "CELLS": self.tile_cells,
-            "num_warps": WARPS,
-        }
+    def tile(self) -> tuple[int, ...]:
+        """What a kernel is compiled for: ROWS, POSITIONS, CELLS."""
+        return self.rows, self.tile_positions, self.tile_cells
 
     @property
     def cell_tiles(self) -> int:
@@ -95,16 +90,13 @@ def moment_parts(x: Tensor, layout: Layout) -> Parts:
     """Means and sums of squares about them: one read of x."""
     form = form_of(layout.extent)
     splits, span = splits_of(form, _multiprocessors(x.device))
-    parts = _table(x, 2, splits, form.blocks * form.cells)
+    parts = table(x, 2, splits, form.blocks * form.cells)
     launch(
         kernels.moments_kernel,
         (form.cell_tiles, splits, form.blocks),
-        layout.aligned(x),
-        parts,
-        form.positions,
-        form.cells,
-        span,
-        **form.options,
+        (layout.aligned(x), parts),
+        (form.positions, form.cells, span),
+        form.tile,
     )
     return Parts(parts, splits, span)
 
@@ -112,20 +104,15 @@ def moment_parts(x: Tensor, layout: Layout) -> Parts:
 def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     parts, splits, span = moment_parts(x, layout)
     size = parts.shape[2]
-    found = _table(x, 2, size)
+    found = table(x, 2, size)
     depth = min(power_of_two(splits), 64)
     width = max(8, 512 // depth)
     launch(
         kernels.merge_kernel,
         (-(-size // width),),
-        parts,
-        found,
-        form_of(layout.extent).positions,
-        size,
-        splits,
-        span,
-        DEPTH=depth,
-        WIDTH=width,
+        (parts, found),
+        (form_of(layout.extent).positions, size, splits, span),
+        (depth, width),
     )
     return layout.lift(found[0]), layout.lift(found[1])
 
@@ -140,20 +127,12 @@ def apply_map(
     """The affine pass; the map's tables may be of one row that all samples share."""
     out = layout.like(x)
     form = form_of(layout.extent)
-    x = layout.aligned(x)
     launch(
         kernels.affine_kernel,
         form.map_grid,
-        x,
-        tables,
-        x if residual is None else layout.aligned(residual),
-        out,
-        form.positions,
-        form.cells,
-        tables.shape[1],
-        ACT=ACTIVATION[act],
-        RESIDUAL=residual is not None,
-        **form.options,
+        (layout.aligned(x), tables, _aligned(layout, residual), out),
+        (form.positions, form.cells, tables.shape[1]),
+        (ACTIVATION[act], residual is not None, *form.tile),
     )
     return out
 
@@ -180,25 +159,13 @@ def sum_parts(
     form = form_of(layout.extent)
     splits, span = splits_of(form, _multiprocessors(x.device))
     keep = layout.like(x) if grad_residual and act != "none" else None
-    parts = _table(x, 2, splits, form.blocks * form.cells)
-    x = layout.aligned(x)
+    parts = table(x, 2, splits, form.blocks * form.cells)
     launch(
         kernels.sums_kernel,
         (form.cell_tiles, splits, form.blocks),
-        layout.aligned(grad),
-        x,
-        tables,
-        x if residual is None else layout.aligned(residual),
-        x if keep is None else keep,
-        parts,
-        form.positions,
-        form.cells,
-        span,
-        tables.shape[1],
-        ACT=ACTIVATION[act],
-        RESIDUAL=residual is not None,
-        KEEP=keep is not None,
-        **form.options,
+        (layout.aligned(grad), layout.aligned(x), tables, _aligned(layout, residual), keep, parts),
+        (form.positions, form.cells, span, tables.shape[1]),
+        (ACTIVATION[act], residual is not None, keep is not None, *form.tile),
     )
     kept = grad if grad_residual and act == "none" else keep
     return Parts(parts, splits, span), kept
@@ -231,25 +198,18 @@ def apply_gradient(
     """The pass that writes dx; ``extra`` holds constant and slope, tables of the map's size."""
     out = layout.like(x)
     form = form_of(layout.extent)
-    x = layout.aligned(x)
     launch(
         kernels.input_gradient_kernel,
         form.map_grid,
-        layout.aligned(grad),
-        x,
-        tables,
-        x if residual is None else layout.aligned(residual),
-        tables if extra is None else extra,
-        out,
-        form.positions,
-        form.cells,
-        tables.shape[1],
-        ACT=ACTIVATION[act],
-        RESIDUAL=residual is not None,
-        EXTRA=extra is not None,
-        **form.options,
+        (layout.aligned(grad), layout.aligned(x), tables, _aligned(layout, residual), extra, out),
+        (form.positions, form.cells, tables.shape[1]),
+        (ACTIVATION[act], residual is not None, extra is not None, *form.tile),
     )
     return out
+
+
+def _aligned(layout: Layout, residual: Tensor | None) -> Tensor | None:
+    return None if residual is None else layout.aligned(residual)
 
 
 def _laid(layout: Layout, *tables: Tensor) -> Tensor:
@@ -257,7 +217,8 @@ def _laid(layout: Layout, *tables: Tensor) -> Tensor:
     return torch.stack([layout.lay(t).reshape(-1).to(torch.float32) for t in tables])
 
 
-def _table(x: Tensor, *size: int) -> Tensor:
+def table(x: Tensor, *size: int) -> Tensor:
+    """An empty float32 table beside x."""
     return torch.empty(size, dtype=torch.float32, device=x.device)
 
 

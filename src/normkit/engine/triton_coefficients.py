@@ -13,81 +13,126 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from normkit.engine import triton_stages as stages
+
 
 @triton.jit
 def batch_map_kernel(
-    parts, weight, bias, found, rows, C, positions, splits, span, values, eps,
-    AFFINE: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr,
+    parts, weight, bias, map, statistics, running_mean, running_second, batches, nonfinite,
+    arrivals, toward_mean, toward_std, counter, old_mean, old_std,
+    rows, C, groups, positions, splits, span, eps, momentum, correction,
+    r_max, r_start, r_end, d_max, d_start, d_end, earlier,
+    AFFINE: tl.constexpr, REMEMBER: tl.constexpr, RENORM: tl.constexpr,
+    D: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Pool each channel over splits and samples. Out (4, C): scale, shift, mean, variance."""
-    channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    """Pool each group of D channels over splits and samples: the map (2, C), mean and variance
+    (2, groups). With RENORM the second is √(var + eps), and r and d follow."""
+    channel, inside = stages.own_channels(groups, D, GROUPS, WIDE)
     squares = parts + splits * rows * C
-    inside = channel < C
-    total = tl.zeros((DEPTH, WIDTH), tl.float32)
+    values = rows * 1.0 * positions * D
+    total = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
     for start in range(0, splits * rows, DEPTH):
         row = start + tl.arange(0, DEPTH)
         mask = (row < splits * rows)[:, None] & inside[None, :]
         count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
         at = row.to(tl.int64)[:, None] * C + channel[None, :]
         total += count * tl.load(parts + at, mask=mask, other=0.0)
-    mean = tl.sum(total, 0) / values
-    total = tl.zeros((DEPTH, WIDTH), tl.float32)
+    mean = stages.group_sum(tl.sum(total, 0)[None, :], GROUPS, WIDE) / values
+    total = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
     for start in range(0, splits * rows, DEPTH):
         row = start + tl.arange(0, DEPTH)
         mask = (row < splits * rows)[:, None] & inside[None, :]
         count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
         at = row.to(tl.int64)[:, None] * C + channel[None, :]
-        apart = tl.load(parts + at, mask=mask, other=0.0) - mean[None, :]
+        apart = tl.load(parts + at, mask=mask, other=0.0) - mean
         square = tl.load(squares + at, mask=mask, other=0.0)
         total += tl.where(mask, square + count * apart * apart, 0.0)
-    var = tl.sum(total, 0) / values
+    var = stages.group_sum(tl.sum(total, 0)[None, :], GROUPS, WIDE) / values
+    own = channel[None, :]
+    known = inside[None, :]
+    first = known & (own % D == 0)
     a = 1.0 / tl.sqrt(var + eps)
     b = -mean * a
+    if RENORM:
+        var = tl.sqrt(var + eps)
+        before = tl.load(toward_mean + own, mask=known, other=0.0)
+        spread = tl.load(toward_std + own, mask=known, other=1.0)
+        tl.store(old_mean + own, before, mask=known)
+        tl.store(old_std + own, spread, mask=known)
+        seen = tl.load(counter).to(tl.float32) + earlier
+        most = 1.0 + (r_max - 1.0) * _progress(seen, r_start, r_end)
+        r = tl.minimum(tl.maximum(var / spread, 1.0 / most), most)
+        most = d_max * _progress(seen, d_start, d_end)
+        d = tl.minimum(tl.maximum((mean - before) / spread, -most), most)
+        a, b = a * r, b * r + d
+        tl.store(statistics + 2 * C + own, r, mask=known)
+        tl.store(statistics + 3 * C + own, d, mask=known)
+    tl.store(statistics + own // D, mean, mask=first)
+    tl.store(statistics + groups + own // D, var, mask=first)
     if AFFINE:
-        gamma = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
+        gamma = tl.load(weight + own, mask=known, other=0.0).to(tl.float32)
         a = a * gamma
-        b = b * gamma + tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-    tl.store(found + channel, a, mask=inside)
-    tl.store(found + C + channel, b, mask=inside)
-    tl.store(found + 2 * C + channel, mean, mask=inside)
-    tl.store(found + 3 * C + channel, var, mask=inside)
+        b = b * gamma + tl.load(bias + own, mask=known, other=0.0).to(tl.float32)
+    tl.store(map + own, a, mask=known)
+    tl.store(map + C + own, b, mask=known)
+    if REMEMBER:
+        stages.remember(
+            arrivals, statistics, running_mean, running_second, batches, nonfinite, statistics,
+            groups, momentum, correction, False, 256,
+        )  # fmt: skip
+
+
+@triton.jit
+def _progress(seen, start, end):
+    """How far a ramp has come, 0 to 1."""
+    return tl.minimum(tl.maximum((seen - start) / (end - start), 0.0), 1.0)
 
 
 @triton.jit
 def batch_gradient_kernel(
-    parts, weight, statistics, out, rows, C, splits, values, eps,
-    AFFINE: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr,
+    parts, weight, statistics, out, rows, C, groups, positions, splits, eps,
+    AFFINE: tl.constexpr, RENORM: tl.constexpr,
+    D: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """From the parts of Σ g·x and Σ g, (4, C): constant and slope of dx, gradients of γ and β."""
-    channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    channel, inside = stages.own_channels(groups, D, GROUPS, WIDE)
+    values = rows * 1.0 * positions * D
     shifts = parts + splits * rows * C
-    inside = channel < C
-    by_scale = tl.zeros((DEPTH, WIDTH), tl.float32)
-    by_shift = tl.zeros((DEPTH, WIDTH), tl.float32)
+    by_scale = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
+    by_shift = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
     for start in range(0, splits * rows, DEPTH):
         row = start + tl.arange(0, DEPTH)
         mask = (row < splits * rows)[:, None] & inside[None, :]
         at = row.to(tl.int64)[:, None] * C + channel[None, :]
         by_scale += tl.load(parts + at, mask=mask, other=0.0)
         by_shift += tl.load(shifts + at, mask=mask, other=0.0)
-    da, db = tl.sum(by_scale, 0), tl.sum(by_shift, 0)
-    mean = tl.load(statistics + channel, mask=inside, other=0.0)
-    inverse = 1.0 / tl.sqrt(tl.load(statistics + C + channel, mask=inside, other=1.0) + eps)
+    da, db = tl.sum(by_scale, 0)[None, :], tl.sum(by_shift, 0)[None, :]
+    own = channel[None, :]
+    known = inside[None, :]
+    mean = tl.load(statistics + own // D, mask=known, other=0.0)
+    second = tl.load(statistics + groups + own // D, mask=known, other=1.0)
+    inverse = 1.0 / second if RENORM else 1.0 / tl.sqrt(second + eps)
     about = da - mean * db  # Σ g·(x − mean)
-    tl.store(out + 2 * C + channel, about * inverse, mask=inside)
-    tl.store(out + 3 * C + channel, db, mask=inside)
+    dweight = about * inverse
+    factor = 1.0
+    if RENORM:
+        factor = tl.load(statistics + 2 * C + own, mask=known, other=0.0)
+        dweight = dweight * factor + db * tl.load(statistics + 3 * C + own, mask=known, other=0.0)
+    tl.store(out + 2 * C + own, dweight, mask=known)
+    tl.store(out + 3 * C + own, db, mask=known)
     if AFFINE:
-        gamma = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
-        about, db = about * gamma, db * gamma
+        factor = factor * tl.load(weight + own, mask=known, other=0.0).to(tl.float32)
+    about = stages.group_sum(about * factor, GROUPS, WIDE)
+    db = stages.group_sum(db * factor, GROUPS, WIDE)
     slope = -about * inverse * inverse * inverse / values
-    tl.store(out + channel, -db * inverse / values - mean * slope, mask=inside)
-    tl.store(out + C + channel, slope, mask=inside)
+    tl.store(out + own, -db * inverse / values - mean * slope, mask=known)
+    tl.store(out + C + own, slope, mask=known)
 
 
 @triton.jit
 def sample_map_kernel(
     parts, weight, bias, map, statistics, C, groups, positions, splits, span, eps,
-    D: tl.constexpr, AFFINE: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+    AFFINE: tl.constexpr, D: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Pool each group of D channels of a sample: the map (2, N, C), mean and variance
     (2, N, groups)."""
@@ -130,7 +175,7 @@ def sample_map_kernel(
 @triton.jit
 def sample_gradient_kernel(
     parts, weight, statistics, out, C, groups, positions, splits, eps,
-    D: tl.constexpr, AFFINE: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+    AFFINE: tl.constexpr, D: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """As for a batch, (4, N, C): the gradients of γ and β are left per sample, to be summed."""
     sample, rows = tl.program_id(1), tl.num_programs(1)
@@ -163,31 +208,3 @@ def sample_gradient_kernel(
     spread = tl.zeros((GROUPS, WIDE), tl.float32)
     tl.store(out + entry, spread + constant[:, None], mask=inside)
     tl.store(out + table + entry, spread + slope[:, None], mask=inside)
-
-
-@triton.jit
-def remember_kernel(
-    statistics, running_mean, running_var, batches, nonfinite, size, weight, correction,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
-    """running ← (1 − weight)·running + weight·new for all channels, or for none if a statistic
-    is not finite; counts which. One program: it must see all channels before it writes."""
-    mean, var = statistics, statistics + size
-    bad = tl.zeros((WIDTH,), tl.int32)
-    for start in range(0, size, WIDTH):
-        entry = start + tl.arange(0, WIDTH)
-        both = tl.load(mean + entry, mask=entry < size, other=0.0)
-        both += tl.load(var + entry, mask=entry < size, other=0.0)
-        bad += ((both - both) != 0.0).to(tl.int32)  # inf − inf and NaN are not 0
-    good = tl.sum(bad, 0) == 0
-    tl.store(batches, tl.load(batches) + good.to(tl.int64))
-    tl.store(nonfinite, tl.load(nonfinite) + (1 - good.to(tl.int64)))
-    for start in range(0, size, WIDTH):
-        entry = start + tl.arange(0, WIDTH)
-        mask = entry < size
-        old = tl.load(running_mean + entry, mask=mask, other=0.0)
-        new = tl.load(mean + entry, mask=mask, other=0.0)
-        tl.store(running_mean + entry, tl.where(good, old + weight * (new - old), old), mask=mask)
-        old = tl.load(running_var + entry, mask=mask, other=0.0)
-        new = tl.load(var + entry, mask=mask, other=0.0) * correction
-        tl.store(running_var + entry, tl.where(good, old + weight * (new - old), old), mask=mask)

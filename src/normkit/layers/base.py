@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fusion
 from normkit.core.layout import Channels, Layout
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
 from normkit.core.options import Configured
-from normkit.core.pool import Pool
 from normkit.core.precision import statistics_dtype
 from normkit.core.trained import TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
-from normkit.engine.normalize import normalize, standardize
+from normkit.engine.normalize import fused, normalize
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 
 
@@ -70,12 +70,12 @@ class Normalizer(Configured):
         """Whether ``coefficients`` needs the moments now; if not, the engine skips their pass."""
         return True
 
-    def pool(self, x: Tensor) -> Pool | None:
-        """What shares statistics, if the map is nothing but their standardization and affine."""
+    def fusion(self, x: Tensor) -> Fusion | None:
+        """What the coefficients are, for backends that can make them in one kernel."""
         return None
 
-    def track_pool(self, statistics: Tensor, count: int) -> None:
-        """What is to be done with the mean and variance of each pool, (2, pools)."""
+    def after_fusion(self, fusion: Fusion, statistics: Tensor, x: Tensor) -> None:
+        """What is left to be done with the statistics of the batch."""
 
     def check_size(self, x: Tensor) -> None:
         """Refuse sizes for which the statistics do not exist."""
@@ -151,21 +151,12 @@ class Normalizer(Configured):
         return None
 
     def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
-        pool = self.pool(x)
-        if pool is not None:
-            done = standardize(
-                x,
-                pool,
-                self.weight,
-                self.bias,
-                cells=self.cells,
-                residual=residual,
-                activation=activation,
-            )
+        fusion = self.fusion(x)
+        if fusion is not None:
+            done = fused(x, fusion, cells=self.cells, residual=residual, activation=activation)
             if done is not None:
-                y, statistics = done
-                self.track_pool(statistics, x.numel() // self.channels)
-                return y
+                self.after_fusion(fusion, done[1], x)
+                return done[0]
         return normalize(
             x,
             self.coefficients,

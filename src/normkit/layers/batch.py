@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from normkit.core.fusion import Fusion, Memory
 from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Moments, spread
 from normkit.core.naming import title
@@ -33,6 +34,7 @@ class BatchNormalizer(Normalizer):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
     nonfinite_batches: Tensor
+    arrivals: Tensor  # for kernels: see core/fusion.py
 
     shares_map = False  # whether all samples of a batch get the same map
     second_buffer = "running_var"  # what is kept beside the mean
@@ -75,6 +77,7 @@ class BatchNormalizer(Normalizer):
         count = torch.zeros((), dtype=torch.long, device=self._factory["device"])  # type: ignore[arg-type]
         self.register_buffer("num_batches_tracked", count if track else None)
         self.register_buffer("nonfinite_batches", count.clone(), persistent=False)
+        self.register_buffer("arrivals", count.to(torch.int32), persistent=False)
         self._warned = False
 
     def cells(self, x: Tensor) -> Layout:
@@ -92,6 +95,11 @@ class BatchNormalizer(Normalizer):
 
     def uses_moments(self) -> bool:
         return self.uses_batch()
+
+    def pools_all(self, x: Tensor) -> bool:
+        """Whether the statistics are those of the whole batch, and of more than one value."""
+        whole = (self.virtual_batch or x.shape[0]) >= x.shape[0]
+        return whole and x.numel() > self.channels and self.uses_batch()
 
     def statistics(self, moments: Moments | None) -> Moments:
         """Mean and variance per channel, tables (1, C) or (N, C): of the batch, or running ones."""
@@ -139,21 +147,30 @@ class BatchNormalizer(Normalizer):
             var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
             self.remember(running_mean=mean, running_var=var)
 
-    def track_pool(self, statistics: Tensor, count: int) -> None:
-        """The same for a fast backend, which has a kernel for it where a fixed momentum is kept."""
+    def memory(self, count: int) -> Memory | None:
+        """The running statistics for a kernel to update; None if there is nothing to update, or
+        not in a way a kernel knows."""
         if not self.training or self.running_mean is None or is_recomputation():
-            return
-        running = self.running_mean, getattr(self, self.second_buffer)
-        if self.momentum is None or running[0].dtype != torch.float32:
-            self.track(Moments(statistics[:1], statistics[1:], count))
-            return
-        from normkit.engine import triton_fused  # whoever calls this has used it
-
+            return None
+        if self.momentum is None or self.running_mean.dtype != torch.float32:
+            return None
         assert self.num_batches_tracked is not None
-        counters = self.num_batches_tracked, self.nonfinite_batches
-        correction = count / (count - self.running_var_correction)
-        triton_fused.remember(statistics, running, counters, self.momentum, correction)
-        if statistics.device.type == "cpu" and int(self.nonfinite_batches):
+        return Memory(
+            self.running_mean,
+            getattr(self, self.second_buffer),
+            self.num_batches_tracked,
+            self.nonfinite_batches,
+            self.arrivals,
+            self.momentum,
+            count / max(count - self.running_var_correction, 1),
+        )
+
+    def after_fusion(self, fusion: Fusion, statistics: Tensor, x: Tensor) -> None:
+        if fusion.memory is None:
+            size = self.statistics_size()
+            mean, var = statistics.view(-1)[: 2 * size].view(2, 1, size)
+            self.track(Moments(mean, var, x.numel() // size))
+        elif statistics.device.type == "cpu" and int(self.nonfinite_batches):
             self.report()
 
     def remember(

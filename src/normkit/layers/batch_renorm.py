@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fusion, Pool, Ramps
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.running import is_recomputation
 from normkit.core.trained import TrainedBN
@@ -99,6 +100,23 @@ class BatchRenorm(BatchNormalizer):
         corrected = pooled.standardizing(self.eps).then(r, d)
         each = self.each_sample(Moments(*corrected, pooled.count), moments)
         return Coefficients(each.mean, each.var).then(self.weight, self.bias)
+
+    def fusion(self, x: Tensor) -> Fusion | None:
+        memory, again = self.memory(1), is_recomputation()
+        if not self.pools_all(x) or not (memory or again):
+            return None
+        toward = (self.old_mean, self.old_std) if again else (self.running_mean, self.running_std)
+        r_ramp, d_ramp = (ramp or (-1, 0) for ramp in (self.r_ramp, self.d_ramp))
+        ramps = Ramps(
+            *(self.r_max, *r_ramp, self.d_max, *d_ramp, -float(again)),
+            *(*toward, self.num_batches_tracked, self.old_mean, self.old_std),  # type: ignore[arg-type]
+        )
+        memory = memory and memory._replace(correction=1.0)
+        return Pool("batch", self.eps, self.channels, self.weight, self.bias, memory, ramps)
+
+    def after_fusion(self, fusion: Fusion, statistics: Tensor, x: Tensor) -> None:
+        if fusion.memory is not None:  # otherwise it was computed again
+            super().after_fusion(fusion, statistics, x)
 
     def correction(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
         """r and d, from the running statistics before this batch."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Channel, Fusion
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
@@ -124,7 +125,25 @@ class BCN(BatchNormalizer):
             second = second.then(weight, bias)
         return first.then(*second)
 
+    def fusion(self, x: Tensor) -> Fusion | None:
+        own = self.weight, self.bias, self.group_weight, self.group_bias
+        memory = self.memory(x.numel() // self.channels)
+        if not self.micro and self.uses_batch():
+            return Channel(self.eps, self.groups, *own, None, memory) if self.pools_all(x) else None
+        if self.micro and self.training:
+            if self.update_every == "step" or not self._rate_known:
+                return None
+            if memory is not None:
+                memory = memory._replace(correction=1.0)
+                return Channel(self.eps, self.groups, *own, None, memory, self.rate)
+        assert self.running_mean is not None and self.running_var is not None
+        return Channel(self.eps, self.groups, *own, (self.running_mean, self.running_var))
+
     # ---------------------------------------------------------------- micro batches
+
+    def after_fusion(self, fusion: Fusion, statistics: Tensor, x: Tensor) -> None:
+        if fusion.memory is not None or not self.micro:  # otherwise it was computed again
+            super().after_fusion(fusion, statistics, x)
 
     def set_update_rate(self, rate: float) -> None:
         """The weight of the new batch in the estimates; clipped to 0 … 1."""

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fusion, Pool
 from normkit.core.groups import largest_divisor, resolve_groups
 from normkit.core.layout import Channels, Layout, Pieces
 from normkit.core.moments import Coefficients, Moments
@@ -121,7 +122,15 @@ class BGN(BatchNormalizer):
             return Pieces(x, pieces.piece, pieces.size)
         return super().cells(x) if strips == 1 else Channels(x, strips)
 
+    def fusion(self, x: Tensor) -> Fusion | None:
+        if self.channels % self.groups or not self.pools_all(x):
+            return None
+        memory = self.memory(x.numel() // self.groups)
+        return Pool("batch", self.eps, self.groups, self.weight, self.bias, memory)
+
     def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        if self.channels % self.groups == 0:
+            return super()._normalize(x, residual, activation)
         strips, pieces = self.division(x)
         return normalize(
             x,

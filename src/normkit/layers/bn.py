@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fusion, Pool
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.pool import Pool
 from normkit.layers.batch import BatchNormalizer
 
 
@@ -60,11 +60,11 @@ class BN(BatchNormalizer):
     def coefficients(self, moments: Moments | None) -> Coefficients:
         return self.affine_map(self.statistics(moments).standardizing(self.eps))
 
-    def pool(self, x: Tensor) -> Pool | None:
-        whole = (self.virtual_batch or x.shape[0]) >= x.shape[0]
-        more = x.numel() > self.channels  # one value a channel is for the general way to judge
-        plain = whole and more and self.form == "standard" and self.uses_batch()
-        return Pool("batch", self.eps) if plain else None
+    def fusion(self, x: Tensor) -> Fusion | None:
+        if self.form != "standard" or not self.pools_all(x):
+            return None
+        memory = self.memory(x.numel() // self.channels)
+        return Pool("batch", self.eps, self.channels, self.weight, self.bias, memory)
 
     def affine_map(self, standardized: Coefficients) -> Coefficients:
         """The learned scale and shift, in the chosen form."""

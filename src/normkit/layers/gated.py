@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normkit.core.fusion import Fusion, Gate
 from normkit.core.moments import Moments
 from normkit.core.trained import TrainedBN
 from normkit.layers.batch import BatchNormalizer
@@ -19,6 +20,7 @@ class Gated(BatchNormalizer):
     gate_bias: Tensor
 
     gate_start: float  # of gate_bias
+    looks_at: str  # whose means the gate sees: those of the "normalized" or of the "input"
 
     def __init__(self, channels: int, *, minus: bool = False, **options: Any) -> None:
         super().__init__(channels, **options)
@@ -28,6 +30,26 @@ class Gated(BatchNormalizer):
 
     def uses_moments(self) -> bool:
         return True  # eval mode has a gate too
+
+    def fusion(self, x: Tensor) -> Fusion | None:
+        batch = self.uses_batch()
+        if batch and not self.pools_all(x):
+            return None
+        given = None
+        if not batch:
+            assert self.running_mean is not None and self.running_var is not None
+            given = self.running_mean, self.running_var
+        return Gate(
+            self.eps,
+            self.looks_at,
+            self.weight,
+            self.bias,
+            self.gate_weight,
+            self.gate_bias,
+            getattr(self, "center_weight", None),
+            given,
+            memory=self.memory(x.numel() // self.channels),
+        )
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fusion, Pool
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.moments import Coefficients, Moments, spread
 from normkit.core.naming import title
-from normkit.core.pool import Pool
 from normkit.errors import ShapeError
 from normkit.layers.base import Normalizer
 
@@ -60,8 +60,8 @@ class GN(Normalizer):
         standardized = group_standardizing(moments, self.groups, self.eps)
         return standardized.then(self.weight, self.bias)
 
-    def pool(self, x: Tensor) -> Pool | None:
-        return Pool("sample", self.eps, self.groups)
+    def fusion(self, x: Tensor) -> Fusion | None:
+        return Pool("sample", self.eps, self.groups, self.weight, self.bias)
 
     def check_size(self, x: Tensor) -> None:
         check_group_size(x, self.groups, self)

@@ -40,6 +40,7 @@ class IEBN(Gated):
         exact_from_bn=True,
     )
     gate_start = -1.0
+    looks_at = "input"
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         assert moments is not None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fusion, Pool
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
-from normkit.core.pool import Pool
 from normkit.errors import ShapeError
 from normkit.layers.base import Normalizer
 
@@ -48,8 +48,8 @@ class IN(Normalizer):
         assert moments is not None
         return moments.standardizing(self.eps).then(self.weight, self.bias)
 
-    def pool(self, x: Tensor) -> Pool | None:
-        return Pool("sample", self.eps, self.channels)
+    def fusion(self, x: Tensor) -> Fusion | None:
+        return Pool("sample", self.eps, self.channels, self.weight, self.bias)
 
     def check_size(self, x: Tensor) -> None:
         if x[0, 0].numel() == 1:

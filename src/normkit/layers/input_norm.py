@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fusion
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.pool import Pool
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.bn import BN
@@ -104,8 +104,8 @@ class InputNorm(BN):
     def uses_moments(self) -> bool:
         return self.mode == "bn" and super().uses_moments()
 
-    def pool(self, x: Tensor) -> Pool | None:
-        return super().pool(x) if self.mode == "bn" else None
+    def fusion(self, x: Tensor) -> Fusion | None:
+        return super().fusion(x) if self.mode == "bn" else None
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         if self.given_mean is None or self.given_std is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fusion, Pool
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.pool import Pool
 from normkit.layers.base import Normalizer
 from normkit.layers.gn import check_group_size, group_standardizing
 
@@ -44,8 +44,8 @@ class LN(Normalizer):
         assert moments is not None
         return group_standardizing(moments, 1, self.eps).then(self.weight, self.bias)
 
-    def pool(self, x: Tensor) -> Pool | None:
-        return Pool("sample", self.eps, 1)
+    def fusion(self, x: Tensor) -> Fusion | None:
+        return Pool("sample", self.eps, 1, self.weight, self.bias)
 
     def check_size(self, x: Tensor) -> None:
         check_group_size(x, 1, self)
