@@ -18,8 +18,9 @@ L is the number of positions, S the number of equal strips a channel is cut into
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor
 
 
@@ -63,10 +64,27 @@ class Layout(Protocol):
         """A laid table, made to broadcast with the view."""
 
 
+_known: dict[Any, Any] = {}
+
+
 class _Dense:
     """The shape and strides that every tensor of one call shares."""
 
     splits = True
+    extent: tuple[int, ...]
+
+    @classmethod
+    def of(cls, x: Tensor, *options: Any) -> Self:
+        """The layout of x; one that was made before for a tensor like it, if there is."""
+        if torch.compiler.is_compiling():
+            return cls(x, *options)
+        key = cls, x.shape, x.stride(), options
+        found = _known.get(key)
+        if found is None:
+            if len(_known) > 4096:  # shapes that never come again
+                _known.clear()
+            found = _known[key] = cls(x, *options)
+        return found
 
     def __init__(self, x: Tensor) -> None:
         self.shape = x.shape
@@ -94,6 +112,8 @@ class _Dense:
     def like(self, x: Tensor) -> Tensor:
         # not a view of something else: autograd lets nobody change a view in place that a custom
         # function returned, and an in-place ReLU after a norm is what most models have
+        if x.stride() == self.stride:
+            return torch.empty_like(x)
         if not self.channels_last:
             return x.new_empty(self.shape)
         c = self.shape[1]
@@ -123,14 +143,9 @@ class Channels(_Dense):
         self.strips = strips
         self.columns = x.shape[1] * strips
         self.count: int | Tensor = self.positions // strips
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        n, c = self.shape[:2]
-        high = self.positions // self.strips
-        if self.channels_last:
-            return n * self.strips, high, c
-        return n * c * self.strips, high
+        n, c = x.shape[:2]
+        high = self.positions // strips
+        self.extent = (n * strips, high, c) if self.channels_last else (n * c * strips, high)
 
     def view(self, x: Tensor) -> Tensor:
         n, c = self.shape[:2]
@@ -163,10 +178,7 @@ class Batch(_Dense):
         self.channels_last = True  # of (N, C) as well
         self.rows, self.columns = 1, x.shape[1]
         self.count: int | Tensor = x.shape[0] * self.positions
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        return 1, self.shape[0] * self.positions, self.columns
+        self.extent = 1, x.shape[0] * self.positions, self.columns
 
     @staticmethod
     def fits(x: Tensor) -> bool:
@@ -189,11 +201,8 @@ class Pixels(_Dense):
         super().__init__(x)
         self.columns = self.positions
         self.count: int | Tensor = x.shape[1]
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        n, c = self.shape[:2]
-        return (n * self.positions, c) if self.channels_last else (n, c, self.positions)
+        n, c = x.shape[:2]
+        self.extent = (n * self.positions, c) if self.channels_last else (n, c, self.positions)
 
     def view(self, x: Tensor) -> Tensor:
         dense = self._dense(x)
@@ -221,10 +230,7 @@ class Pieces(_Dense):
         self.index = (piece.mT if self.channels_last else piece).reshape(-1)
         self.count: int | Tensor = count
         self.columns = count.shape[0]
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        return self.shape[0], self.shape[1] * self.positions
+        self.extent = x.shape[0], x.shape[1] * self.positions
 
     def view(self, x: Tensor) -> Tensor:
         return self._dense(x).view(self.shape[0], -1)
@@ -248,4 +254,8 @@ class Pieces(_Dense):
 
 def is_channels_last(x: Tensor) -> bool:
     """Whether the channel of x, of any rank, runs fastest in memory and nothing is skipped."""
-    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+    if x.is_contiguous():
+        return False
+    if x.dim() == 4:  # without making a view
+        return x.is_contiguous(memory_format=torch.channels_last)
+    return x.dim() > 2 and x.movedim(1, -1).is_contiguous()

@@ -13,13 +13,13 @@ from normkit.engine.triton_backend import Parts
 ChannelLayout = Batch | Channels
 
 
-class Mapped(NamedTuple):
+class Made(NamedTuple):
     """What one launch makes of the moments."""
 
-    map: Tensor  # scale and shift, tables (2, period)
-    statistics: Tensor  # of the batch: mean and second, then what the family keeps
+    tables: Tensor  # begins with the map: scale and shift, ``period`` entries each
+    period: int
+    statistics: int  # where mean and second of the batch begin
     gates: Tensor | None
-    kept: tuple[Tensor, ...]  # what the way back needs beside them
 
 
 class Family(Protocol):
@@ -28,8 +28,8 @@ class Family(Protocol):
     def parameters(self, fusion: Any) -> tuple[Tensor | None, ...]:
         """The tensors that get a gradient."""
 
-    def mapped(self, x: Tensor, parts: Parts, fusion: Any, layout: ChannelLayout) -> Mapped:
-        """The map, from the parts of the moments."""
+    def made(self, x: Tensor, parts: Parts, fusion: Any, layout: ChannelLayout) -> Made:
+        """The map and all that goes with it, from the parts of the moments."""
 
     def gradients(
         self,
@@ -37,17 +37,17 @@ class Family(Protocol):
         parts: Parts,
         fusion: Any,
         layout: ChannelLayout,
-        found: Mapped,
+        tables: Tensor,
         grad_gates: Tensor | None,
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """From the parts of the sums: constant and slope of dx, (2, period), and the gradients
-        of the parameters."""
+        """From the parts of the sums: a tensor that begins with constant and slope of dx, and the
+        gradients of the parameters."""
 
     def expression(
         self,
         fusion: Any,
         moments: Moments,
         parameters: tuple[Tensor | None, ...],
-        found: Mapped,
+        tables: Tensor,
     ) -> tuple[Coefficients, Tensor | None]:
         """The map and the gates as expressions on tables, for the backward of a backward."""

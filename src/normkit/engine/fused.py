@@ -16,15 +16,16 @@ from normkit.core.moments import Moments
 from normkit.engine import fused_channel, fused_gate, fused_pool, plain
 from normkit.engine import triton_backend as passes
 from normkit.engine.epilogue import AffineMap
-from normkit.engine.family import ChannelLayout, Family, Mapped
+from normkit.engine.family import ChannelLayout, Family
 
 FAMILIES: dict[type, Family] = {Pool: fused_pool, Gate: fused_gate, Channel: fused_channel}
 
 
 def fused(
     x: Tensor, fusion: Fusion, residual: Tensor | None, act: str, layout: ChannelLayout
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The layer's output, its statistics (no gradient), and its gates if they are kept."""
+) -> tuple[Tensor, Tensor, int, Tensor | None]:
+    """The layer's output; the tables that were made and where in them the statistics of the batch
+    begin, which carry no gradient; and the gates if they are kept."""
     family = FAMILIES[type(fusion)]
     return _Fused.apply(x, residual, fusion, act, layout, family, *family.parameters(fusion))
 
@@ -44,65 +45,53 @@ class _Fused(torch.autograd.Function):
         *parameters: Tensor | None,
     ) -> Any:
         parts = passes.moment_parts(x, layout)
-        found = family.mapped(x, parts, fusion, layout)
-        y = passes.apply_map(x, found.map, residual, act, layout)
-        ctx.save_for_backward(
-            x,
-            residual if act != "none" else None,
-            found.map,
-            found.statistics,
-            found.gates,
-            *found.kept,
-            *parameters,
-        )
-        ctx.fusion, ctx.act, ctx.layout, ctx.family = fusion, act, layout, family
-        ctx.mark_non_differentiable(found.statistics)
+        tables, period, statistics, gates = family.made(x, parts, fusion, layout)
+        y = passes.apply_map(x, tables, period, residual, act, layout)
+        ctx.save_for_backward(x, residual if act != "none" else None, tables, *parameters)
+        ctx.given = fusion, act, layout, family, period
+        ctx.mark_non_differentiable(tables)
         ctx.set_materialize_grads(False)
-        return y, found.statistics, found.gates
+        return y, tables, statistics, gates
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        grad, _, grad_gates = grads
-        x, residual, *saved = ctx.saved_tensors
-        count = len(ctx.needs_input_grad) - 6
-        parameters = tuple(saved[len(saved) - count :])
-        found = Mapped(saved[0], saved[1], saved[2], tuple(saved[3 : len(saved) - count]))
-        fusion, act, layout, family = ctx.fusion, ctx.act, ctx.layout, ctx.family
+        grad, _, _, grad_gates = grads
+        x, residual, tables, *parameters = ctx.saved_tensors
+        fusion, act, layout, family, period = ctx.given
         if grad is None:
             grad = torch.zeros_like(x)
         if torch.is_grad_enabled():
-            given = [x, residual, *parameters]
-            return _again(ctx, grad, grad_gates, found, given)
+            return _again(ctx, grad, grad_gates, tables, [x, residual, *parameters])
         needs = ctx.needs_input_grad
-        parts, dr = passes.sum_parts(grad, x, found.map, residual, act, layout, needs[1])
-        extra, dparameters = family.gradients(x, parts, fusion, layout, found, grad_gates)
+        parts, dr = passes.sum_parts(grad, x, tables, period, residual, act, layout, needs[1])
+        extra, found = family.gradients(x, parts, fusion, layout, tables, grad_gates)
         dx = None
         if needs[0]:
-            dx = passes.apply_gradient(grad, x, found.map, residual, act, extra, layout)
+            dx = passes.apply_gradient(grad, x, tables, period, residual, act, extra, layout)
         wanted = [
-            d.to(p.dtype) if need and d is not None and p is not None else None
-            for d, p, need in zip(dparameters, parameters, needs[6:], strict=True)
+            None if p is None or not need or d is None else d if d.dtype == p.dtype else d.to(p)
+            for d, p, need in zip(found, parameters, needs[6:], strict=True)
         ]
         return dx, dr, None, None, None, None, *wanted
 
 
 def _again(
-    ctx: Any, grad: Tensor, grad_gates: Tensor | None, found: Mapped, given: list[Tensor | None]
+    ctx: Any, grad: Tensor, grad_gates: Tensor | None, tables: Tensor, given: list[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """The backward of a backward: through the plain expression, which autograd differentiates."""
     x, residual, *parameters = given
     assert x is not None
-    layout = ctx.layout
+    fusion, act, layout, family, _ = ctx.given
     moments = Moments(*plain.moments(x, layout), layout.count)
-    map, gates = ctx.family.expression(ctx.fusion, moments, tuple(parameters), found)
+    map, gates = family.expression(fusion, moments, tuple(parameters), tables)
     size = (layout.rows, layout.columns)
     scale, shift = (t.expand(size) for t in map)
-    y = plain.affine(x, AffineMap(scale, shift, residual, ctx.act), layout)
+    y = plain.affine(x, AffineMap(scale, shift, residual, act), layout)
     needs = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], *ctx.needs_input_grad[6:]]
     inputs = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
     outputs, outer = [y], [grad]
     if gates is not None and grad_gates is not None:
-        outputs, outer = [y, gates.expand_as(grad_gates)], [grad, grad_gates]
+        outputs, outer = [y, gates], [grad, grad_gates]
     flowing = iter(
         torch.autograd.grad(outputs, inputs, outer, create_graph=True, allow_unused=True)
     )

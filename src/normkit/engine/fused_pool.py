@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
@@ -10,8 +11,8 @@ from normkit.core.fusion import Pool
 from normkit.core.moments import Coefficients, Moments, spread
 from normkit.engine import triton_backend as passes
 from normkit.engine import triton_coefficients as kernels
-from normkit.engine.family import ChannelLayout, Mapped
-from normkit.engine.launch import launch
+from normkit.engine.family import ChannelLayout, Made
+from normkit.engine.launch import Launch
 
 NO_RAMPS = (1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)
 
@@ -20,52 +21,38 @@ def parameters(fusion: Pool) -> tuple[Tensor | None, ...]:
     return fusion.weight, fusion.bias
 
 
-def mapped(x: Tensor, parts: passes.Parts, fusion: Pool, layout: ChannelLayout) -> Mapped:
-    if fusion.kind == "batch":
-        return _batch(x, parts, fusion, layout)
-    channels, rows, groups = x.shape[1], layout.rows, fusion.groups
-    tables, splits, span = parts
-    made = passes.table(x, 2 * rows * (channels + groups))
-    map, statistics = made.split((2 * rows * channels, 2 * rows * groups))
-    many, sizes = _sample_sizes(channels, groups)
-    launch(
-        kernels.sample_map_kernel,
-        (-(-groups // many), rows),
-        (tables, fusion.weight, fusion.bias, map, statistics),
-        (channels, groups, layout.count, splits, span, fusion.eps),
-        (fusion.weight is not None, *sizes),
+def made(x: Tensor, parts: passes.Parts, fusion: Pool, layout: ChannelLayout) -> Made:
+    channels, groups, memory, ramps = x.shape[1], fusion.groups, fusion.memory, fusion.ramps
+    samples = layout.rows if fusion.kind == "sample" else 1
+    period = samples * channels
+    kept = 0 if ramps is None else 2 * channels
+    tables = passes.table(x, 2 * period + 2 * samples * groups + kept)
+    start = _map(
+        samples,
+        (layout.rows, channels, groups, layout.count, parts.splits, parts.span),
+        fusion.eps,
+        (0.0, 1.0) if memory is None else memory[5:],
+        NO_RAMPS if ramps is None else ramps[:7],
+        (fusion.weight is not None, memory is not None, ramps is not None),
     )
-    return Mapped(map.view(2, -1), statistics.view(2, -1), None, ())
+    start(
+        parts.tables,
+        fusion.weight,
+        fusion.bias,
+        tables,
+        *((None,) * 5 if memory is None else memory[:5]),
+        *((None,) * 5 if ramps is None else ramps[7:]),
+    )
+    return Made(tables, period, 2 * period, None)
 
 
-def _batch(x: Tensor, parts: passes.Parts, fusion: Pool, layout: ChannelLayout) -> Mapped:
-    channels, rows, groups = x.shape[1], layout.rows, fusion.groups
-    tables, splits, span = parts
-    memory, ramps = fusion.memory, fusion.ramps
-    kept = 2 if ramps is not None else 0
-    made = passes.table(x, 2 * channels + 2 * groups + kept * channels)
-    map, statistics = made[: 2 * channels], made[2 * channels :]
-    many, sizes = _batch_sizes(rows * splits, channels, groups)
-    launch(
-        kernels.batch_map_kernel,
-        (-(-groups // many),),
-        (
-            tables,
-            fusion.weight,
-            fusion.bias,
-            map,
-            statistics,
-            *((None,) * 5 if memory is None else memory[:5]),
-            *((None,) * 5 if ramps is None else ramps[7:]),
-        ),
-        (
-            *(rows, channels, groups, layout.count, splits, span, fusion.eps),
-            *((0.0, 1.0) if memory is None else memory[5:]),
-            *(NO_RAMPS if ramps is None else ramps[:7]),
-        ),
-        (fusion.weight is not None, memory is not None, ramps is not None, *sizes),
-    )
-    return Mapped(map.view(2, -1), statistics, None, ())
+@lru_cache(maxsize=4096)
+def _map(samples: int, sizes: Any, eps: float, memory: Any, ramps: Any, flags: Any) -> Launch:
+    rows, channels, groups, _, splits, _ = sizes
+    members = splits * rows // samples
+    blocks, tile = _tile(members, channels, groups, samples)
+    numbers = *sizes, members, eps, *memory, *ramps
+    return Launch(kernels.pool_map_kernel, (blocks, samples), numbers, (*flags, *tile))
 
 
 def gradients(
@@ -73,43 +60,57 @@ def gradients(
     parts: passes.Parts,
     fusion: Pool,
     layout: ChannelLayout,
-    found: Mapped,
+    tables: Tensor,
     grad_gates: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    channels, rows, groups = x.shape[1], layout.rows, fusion.groups
-    tables, splits, _ = parts
-    if fusion.kind == "batch":
-        out = passes.table(x, 4, channels)
-        many, sizes = _batch_sizes(rows * splits, channels, groups)
-        launch(
-            kernels.batch_gradient_kernel,
-            (-(-groups // many),),
-            (tables, fusion.weight, found.statistics, out),
-            (rows, channels, groups, layout.count, splits, fusion.eps),
-            (fusion.weight is not None, fusion.ramps is not None, *sizes),
-        )
-        extra, dweight, dbias = out.split((2, 1, 1))
-        return extra, (dweight[0], dbias[0])
-    out = passes.table(x, 4, rows * channels)
-    many, sizes = _sample_sizes(channels, groups)
-    launch(
-        kernels.sample_gradient_kernel,
-        (-(-groups // many), rows),
-        (tables, fusion.weight, found.statistics, out),
-        (channels, groups, layout.count, splits, fusion.eps),
-        (fusion.weight is not None, *sizes),
+    channels = x.shape[1]
+    samples = layout.rows if fusion.kind == "sample" else 1
+    out = passes.table(x, 4 * samples * channels)
+    start = _gradient(
+        samples,
+        (layout.rows, channels, fusion.groups, layout.count, parts.splits),
+        fusion.eps,
+        (fusion.weight is not None, fusion.ramps is not None),
     )
+    start(parts.tables, fusion.weight, tables, out)
     if fusion.weight is None:
-        return out[:2], (None, None)
-    dweight, dbias = out[2:].view(2, rows, channels).sum(1).unbind()
-    return out[:2], (dweight, dbias)
+        return out, (None, None)
+    rows = out.view(4, samples, channels)
+    if samples == 1:
+        _, _, dweight, dbias = rows[:, 0].unbind()
+    else:
+        dweight, dbias = rows[2:].sum(1).unbind()
+    return out, (dweight, dbias)
+
+
+@lru_cache(maxsize=4096)
+def _gradient(samples: int, sizes: Any, eps: float, flags: Any) -> Launch:
+    rows, channels, groups, _, splits = sizes
+    members = splits * rows // samples
+    blocks, tile = _tile(members, channels, groups, samples)
+    numbers = *sizes, members, eps
+    return Launch(kernels.pool_gradient_kernel, (blocks, samples), numbers, (*flags, *tile))
+
+
+def _tile(members: int, channels: int, groups: int, samples: int) -> tuple[int, tuple[int, ...]]:
+    """How many programs for all groups, and D, DEPTH, GROUPS, WIDE.
+
+    A pool of the whole batch is deep: 8 columns each, so that many programs share the work. Those
+    of samples are shallow, and there are as many programs as samples anyway.
+    """
+    deep = channels // groups
+    wide = passes.power_of_two(deep)
+    columns = 8 if samples == 1 else max(8, 1024 // passes.power_of_two(members))
+    many = max(1, min(columns // wide, passes.power_of_two(groups)))
+    depth = max(1, min(2048 // (many * wide), passes.power_of_two(members), 256))
+    return -(-groups // many), (deep, depth, many, wide)
 
 
 def expression(
     fusion: Pool,
     moments: Moments,
     parameters: tuple[Tensor | None, ...],
-    found: Mapped,
+    tables: Tensor,
 ) -> tuple[Coefficients, Tensor | None]:
     rows, columns = moments.mean.shape
     wide = columns // fusion.groups
@@ -117,24 +118,5 @@ def expression(
     map = moments.pooled(samples=samples, channels=wide).standardizing(fusion.eps)
     map = Coefficients(*(spread(t, samples=rows, groups_of=wide) for t in map))
     if fusion.ramps is not None:
-        map = map.then(*found.statistics[2 * columns :].view(2, columns))
+        map = map.then(*tables[-2 * columns :].view(2, columns))
     return map.then(*parameters), None
-
-
-@lru_cache(maxsize=1024)
-def _batch_sizes(rows: int, channels: int, groups: int) -> tuple[int, tuple[int, ...]]:
-    """Groups a program, and D, DEPTH, GROUPS, WIDE."""
-    deep = channels // groups
-    wide = passes.power_of_two(deep)
-    many = max(1, 8 // wide)
-    depth = max(1, min(2048 // (many * wide), passes.power_of_two(rows), 256))
-    return many, (deep, depth, many, wide)
-
-
-@lru_cache(maxsize=1024)
-def _sample_sizes(channels: int, groups: int) -> tuple[int, tuple[int, ...]]:
-    """Groups a program, and D, GROUPS, WIDE."""
-    deep = channels // groups
-    wide = passes.power_of_two(deep)
-    many = max(1, min(passes.power_of_two(groups), 1024 // wide))
-    return many, (deep, many, wide)

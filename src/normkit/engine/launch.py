@@ -1,83 +1,86 @@
 """Launching a Triton kernel again without working out again what it was compiled for.
 
 Triton looks at every argument on every call to find the right binary: more host time than a small
-layer's kernels take. What it looks at is types, the alignment of pointers, and numbers; here that
-is a key, and a kernel seen before is started directly, with addresses instead of tensors.
+layer's kernels take. A ``Launch`` is everything that stays the same from call to call: the kernel,
+its grid, the numbers and the constants. What is left are addresses and the types behind them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_seen: dict[tuple[Any, ...], Any] = {}
-_direct = True  # until a version of Triton is met that does not allow it
 
-
-def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    tensors: tuple[Tensor | None, ...],
-    numbers: tuple[Any, ...],
-    constants: tuple[int, ...],
-    warps: int = 4,
-) -> None:
+class Launch:
     """kernel[grid](*tensors, *numbers, *constants), in the order of the kernel's arguments.
 
-    Constants are compiled in. The first tensor stands in for those that are None: a kernel does
-    not touch what its constants say it has not got.
+    Constants are compiled in. Tensors may be None where the constants tell the kernel not to touch
+    them. Make one for each shape and keep it: see ``functools.lru_cache`` where they are made.
     """
-    first = tensors[0]
-    assert first is not None
-    index = first.get_device()
-    if index >= 0:
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        numbers: tuple[Any, ...],
+        constants: tuple[int, ...],
+        warps: int = 4,
+    ) -> None:
+        self.kernel, self.grid, self.warps = kernel, grid, warps
+        self.numbers, self.constants = numbers, constants
+        self.known: dict[tuple[Any, ...], Callable[..., None]] = {}
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        first = tensors[0]
+        assert first is not None
+        index = first.get_device()
+        if index < 0:  # Triton's interpreter
+            self.compile(tensors)
+            return
         if index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
-                launch(kernel, grid, tensors, numbers, constants, warps)
+                self(*tensors)
             return
-        addresses = [(first if t is None else t).data_ptr() for t in tensors]
-        aligned = True
+        addresses = [0 if t is None else t.data_ptr() for t in tensors]
+        bits = 0
         for address in addresses:
-            if address & 15:
-                aligned = False
-        if aligned and _direct:
-            types = tuple([None if t is None else t.dtype for t in tensors])
-            key = (id(kernel), index, warps, constants, numbers, types)
-            compiled = _seen.get(key)
-            if compiled is None:
-                _seen[key] = _compile(kernel, grid, tensors, numbers, constants, warps)
-            else:
-                _start(compiled, index, grid, (*addresses, *numbers, *constants))
+            bits |= address
+        if bits & 15:  # not aligned: another binary
+            self.compile(tensors)
             return
-    _compile(kernel, grid, tensors, numbers, constants, warps)
+        types = (index, *[None if t is None else t.dtype for t in tensors])
+        start = self.known.get(types)
+        if start is None:
+            self.known[types] = self.starter(self.compile(tensors))
+            return
+        start(torch._C._cuda_getCurrentRawStream(index), addresses)
 
+    def compile(self, tensors: tuple[Tensor | None, ...]) -> Any:
+        """Triton's own way, which compiles what it has not seen, and launches."""
+        given = [tensors[0] if t is None else t for t in tensors]
+        names = self.kernel.arg_names[len(given) + len(self.numbers) :]
+        named = dict(zip(names, self.constants, strict=True))
+        return self.kernel[self.grid](*given, *self.numbers, **named, num_warps=self.warps)
 
-def _compile(
-    kernel: Any,
-    grid: tuple[int, ...],
-    tensors: tuple[Tensor | None, ...],
-    numbers: tuple[Any, ...],
-    constants: tuple[int, ...],
-    warps: int,
-) -> Any:
-    """Triton's own way, which compiles what it has not seen, and launches."""
-    given = [tensors[0] if t is None else t for t in tensors]
-    names = kernel.arg_names[len(given) + len(numbers) :]
-    named = dict(zip(names, constants, strict=True))
-    return kernel[grid](*given, *numbers, **named, num_warps=warps)
+    def starter(self, compiled: Any) -> Callable[[int, list[int]], None]:
+        """What a compiled kernel does when it is called, less the hooks for Triton's profilers."""
+        x, y, z = (*self.grid, 1, 1)[:3]
+        rest = (*self.numbers, *self.constants)
+        run, function = compiled.run, compiled.function
+        hooks = (compiled.packed_metadata, None, None, None)
+        scratch = getattr(run, "global_scratch_size", 1) + getattr(run, "profile_scratch_size", 1)
+        if not scratch and not hasattr(run, "arg_annotations"):  # Triton 3.6
+            flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+            launch = run.launch
 
+            def start(stream: int, addresses: list[int]) -> None:
+                launch(x, y, z, stream, function, *flags, *hooks, *addresses, *rest)
+        else:
 
-def _start(compiled: Any, index: int, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-    """What a compiled kernel does when it is called, less the hooks for Triton's profilers."""
-    global _direct
-    x, y, z = (*grid, 1, 1)[:3]
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    try:
-        compiled.run(
-            x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None, *args
-        )
-    except (AttributeError, TypeError):  # another version of Triton takes other arguments
-        _direct = False
-        compiled[x, y, z](*args)
+            def start(stream: int, addresses: list[int]) -> None:
+                run(x, y, z, stream, function, *hooks, *addresses, *rest)
+
+        return start

@@ -65,11 +65,12 @@ def fused(
     cells: Callable[[Tensor], Layout],
     residual: Tensor | None = None,
     activation: str = "none",
-) -> tuple[Tensor, Tensor, Tensor | None] | None:
+) -> tuple[Tensor, Tensor, int, Tensor | None] | None:
     """The whole layer, if the chosen backend makes such coefficients in one kernel.
 
-    None otherwise: then ``normalize`` does it. With it come the statistics of the batch, mean and
-    second one after the other, which carry no gradient, and the gates if they are kept.
+    None otherwise: then ``normalize`` does it. With it come a tensor and where in it the statistics
+    of the batch begin, mean and second one after the other, which carry no gradient; and the gates
+    if they are kept.
     """
     check(x, residual, activation)
     if expression_wanted():
@@ -96,7 +97,7 @@ def moments(x: Tensor, cells: Callable[[Tensor], Layout] = Channels) -> Moments:
 
 def dense(x: Tensor) -> Tensor:
     """x itself if it is contiguous or channels_last, else a contiguous copy."""
-    return x if is_channels_last(x) else x.contiguous()
+    return x if x.is_contiguous() or is_channels_last(x) else x.contiguous()
 
 
 def expression_wanted() -> bool:

@@ -51,17 +51,19 @@ def group_norm_gradient(
 
 @triton.jit
 def channel_map_kernel(
-    parts, tables, weight, bias, group_weight, group_bias, given_mean, given_var,
-    statistics, map, batches, nonfinite, arrivals, rate,
+    parts, made, weight, bias, group_weight, group_bias, given_mean, given_var,
+    batches, nonfinite, arrivals, rate,
     rows, C, groups, positions, splits, span, eps, momentum, correction,
     SOURCE: tl.constexpr, MICRO: tl.constexpr, AFFINE: tl.constexpr, OWN: tl.constexpr,
     REMEMBER: tl.constexpr, MAP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
     GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """As gate_map_kernel. With MICRO the statistics to remember are about the old mean and enter at
+    """Makes one tensor: the map (2, N, C), the moments (2, N, C), the statistics (4, C) of the
+    batch and those used. With MICRO the statistics to remember are about the old mean and enter at
     a rate that is read; they come before the map, which is another launch (MAP)."""
     channel, inside = stages.own_channels(groups, D, GROUPS, WIDE)
     size = rows * C
+    map, tables, statistics = made, made + 2 * size, made + 4 * size
     own = channel[None, :]
     known = inside[None, :]
     if MICRO and MAP:  # the first launch has pooled
@@ -110,7 +112,7 @@ def channel_map_kernel(
 
 @triton.jit
 def channel_gradient_kernel(
-    parts, tables, statistics, weight, bias, group_weight, extra, grads,
+    parts, made, weight, bias, group_weight, out,
     rows, C, groups, positions, splits, eps,
     SOURCE: tl.constexpr, AFFINE: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr,
     ROWS: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
@@ -119,6 +121,8 @@ def channel_gradient_kernel(
     group_bias; the last two per channel, or in the first column of each group."""
     channel, inside = stages.own_channels(groups, D, GROUPS, WIDE)
     size = rows * C
+    tables, statistics = made + 2 * size, made + 4 * size
+    extra, grads = out, out + 2 * size
     own = channel[None, :]
     known = inside[None, :]
     middle = stages.of_channel(statistics + 2 * C, channel, inside, 0.0)

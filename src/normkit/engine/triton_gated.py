@@ -32,16 +32,19 @@ def gate_of(m, middle, scale, factor, gate_weight, gate_bias, channel, inside, G
 
 @triton.jit
 def gate_map_kernel(
-    parts, tables, center, gate_weight, gate_bias, weight, bias, given_mean, given_var, score,
-    statistics, map, gates, batches, nonfinite, arrivals,
+    parts, made, center, gate_weight, gate_bias, weight, bias, given_mean, given_var, score,
+    batches, nonfinite, arrivals,
     rows, C, positions, splits, span, eps, tau, momentum, correction,
     SOURCE: tl.constexpr, CENTER: tl.constexpr, GATE: tl.constexpr, AFFINE: tl.constexpr,
     KEEP: tl.constexpr, REMEMBER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Out: tables (2, N, C) of moments, statistics (4, C) of the batch and those used, map
-    (2, N, C), and the gates (N, C) if kept; the running statistics if they are to be updated."""
+    """Makes one tensor: the map (2, N, C), the moments (2, N, C), the statistics (4, C) of the
+    batch and those used, the gates (N, C) if kept, and 1 or 0: whether the batch was used. Updates
+    the running statistics, if they are to be remembered."""
     channel, inside = stages.own_channels(C, 1, COLS, 1)
     size = rows * C
+    map, tables, statistics, gates = made, made + 2 * size, made + 4 * size, made + 4 * size + 4 * C
+    chosen = gates + size * KEEP
     middle, var = stages.pool_samples(
         parts, tables, center, channel, inside, rows, C, positions, splits, span, CENTER, ROWS
     )
@@ -56,7 +59,7 @@ def gate_map_kernel(
             condensed = tl.load(score) > tau
             old_middle = tl.where(condensed, middle, old_middle)
             old_var = tl.where(condensed, var, old_var)
-            tl.store(statistics + 4 * C, condensed.to(tl.float32))
+            tl.store(chosen, condensed.to(tl.float32))
         middle, var = old_middle, old_var
     tl.store(statistics + 2 * C + own, middle, mask=known)
     tl.store(statistics + 3 * C + own, var, mask=known)
@@ -80,22 +83,24 @@ def gate_map_kernel(
             tl.store(gates + at, s, mask=mask)
     if REMEMBER:
         stages.remember(
-            arrivals, statistics, given_mean, given_var, batches, nonfinite, statistics + 4 * C,
-            C, momentum, correction, SOURCE == 2, 256,
+            arrivals, statistics, given_mean, given_var, batches, nonfinite, chosen, C,
+            momentum, correction, SOURCE == 2, 256,
         )  # fmt: skip
 
 
 @triton.jit
 def gate_gradient_kernel(
-    parts, tables, statistics, center, gate_weight, gate_bias, weight, dgates, extra, grads,
+    parts, made, center, gate_weight, gate_bias, weight, dgates, out,
     rows, C, positions, splits, eps,
     SOURCE: tl.constexpr, CENTER: tl.constexpr, GATE: tl.constexpr, AFFINE: tl.constexpr,
-    KEEP: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    KEEP: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """From the parts of Σ g·x and Σ g: constant and slope of dx (2, N, C), and gradients (5, C) of
-    weight, bias, gate_weight, gate_bias and center_weight."""
+    """From the parts of Σ g·x and Σ g, and the gradients of the gates if GATED: constant and slope
+    of dx (2, N, C), and gradients (5, C) of weight, bias, gate_weight, gate_bias, center_weight."""
     channel, inside = stages.own_channels(C, 1, COLS, 1)
     size = rows * C
+    tables, statistics = made + 2 * size, made + 4 * size
+    extra, grads = out, out + 2 * size
     own = channel[None, :]
     known = inside[None, :]
     middle = stages.of_channel(statistics + 2 * C, channel, inside, 0.0)
@@ -119,7 +124,7 @@ def gate_gradient_kernel(
         s, p = gate_of(m, middle, scale, 1.0 + w, gate_weight, gate_bias, channel, inside, GATE)
         dk = da + (w * m - middle) * db
         ds = dk * gamma * scale
-        if KEEP:
+        if GATED:
             ds += tl.load(dgates + at, mask=mask, other=0.0)
         dz = tl.where(mask, ds * s * (1.0 - s), 0.0)
         by_bias += db
@@ -142,7 +147,7 @@ def gate_gradient_kernel(
     if SOURCE == 1:
         pooled = 0.0
     if SOURCE == 2:
-        pooled = tl.load(statistics + 4 * C) / rows
+        pooled = tl.load(statistics + 4 * C + size * KEEP) / rows
     dvar = -0.5 * scale * scale * scale * dscale * pooled
     dmiddle = dmiddle * pooled
     by_center = zero
@@ -154,7 +159,7 @@ def gate_gradient_kernel(
         da, db = stages.summed(parts, at, mask, size, splits)
         s, p = gate_of(m, middle, scale, 1.0 + w, gate_weight, gate_bias, channel, inside, GATE)
         ds = (da + (w * m - middle) * db) * gamma * scale
-        if KEEP:
+        if GATED:
             ds += tl.load(dgates + at, mask=mask, other=0.0)
         dp = ds * s * (1.0 - s) * v
         inner = 2.0 * dvar * (m * (1.0 + w) - middle) + dmiddle  # gradient of m' = (1 + w)·m

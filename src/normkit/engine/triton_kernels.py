@@ -10,6 +10,9 @@ A map is two tables of ``period`` entries, scale and shift, one after the other;
 beside it, constant and slope. The period is that of all cells, or of the channels if all samples
 share one map. A tile is CELLS × POSITIONS of one block. Offsets into tensors are 64-bit, those
 into tables 32-bit: tensors may exceed 2³¹ elements. Arithmetic is float32 throughout.
+
+M comes as M/V and V, a power of two that divides it: the compiler then knows that rows of M start
+at multiples of V, and loads V values at once.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ def _before(g, pre, ACT: tl.constexpr):
 
 @triton.jit
 def moments_kernel(
-    x, parts, M, K, span,
-    ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
+    x, parts, turns, K, span,
+    V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squares about it of ``span`` positions of each cell, one read of x.
 
@@ -47,6 +50,7 @@ def moments_kernel(
     their common mean once, at the end: nothing cancels, and no reduction stands in the loop.
     Out: parts (2, splits, B, K).
     """
+    M = turns * V
     split, block = tl.program_id(1), tl.program_id(2)
     cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
     lane = tl.arange(0, POSITIONS)
@@ -57,7 +61,7 @@ def moments_kernel(
     seen = 0.0
     for start in range(first, last, POSITIONS):
         position = start + lane
-        mask = (position < last)[:, None] & (cell < K)[None, :]
+        mask = (position < M)[:, None] & (cell < K)[None, :]
         at = _tile(block, cell, position, M, K, ROWS)
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         seen += 1.0
@@ -78,9 +82,10 @@ def moments_kernel(
 @triton.jit
 def merge_kernel(
     parts, found, M, size, splits, span,
-    DEPTH: tl.constexpr, WIDTH: tl.constexpr,
+    SUMS: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Moments of whole cells (2, size) from those of their splits (2, splits, size).
+    """Moments of whole cells (2, size) from those of their splits (2, splits, size); with SUMS, not
+    the variance but the sum of squares, so that they are parts of one split.
 
     First the common mean, then the squares about it: the tables are small and in the cache.
     """
@@ -104,16 +109,20 @@ def merge_kernel(
         inside = tl.load(squares + at, mask=mask, other=0.0)
         total += tl.where(mask, inside + count * apart * apart, 0.0)
     tl.store(found + entry, mean, mask=entry < size)
-    tl.store(found + size + entry, tl.sum(total, 0) / M, mask=entry < size)
+    square = tl.sum(total, 0)
+    if not SUMS:
+        square = square / M
+    tl.store(found + size + entry, square, mask=entry < size)
 
 
 @triton.jit
 def affine_kernel(
-    x, map, residual, y, M, K, period,
+    x, map, residual, y, turns, K, period,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr,
-    ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
+    V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
     """activation(scale · x + shift + residual): one read of x (and residual), one write."""
+    M = turns * V
     block = tl.program_id(2)
     cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
     position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
@@ -134,15 +143,16 @@ def affine_kernel(
 
 @triton.jit
 def sums_kernel(
-    dy, x, map, residual, kept, parts, M, K, span, period,
+    dy, x, map, residual, kept, parts, turns, K, span, period,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
-    ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
+    V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
     """Σ g·x and Σ g over ``span`` positions of each cell, g the gradient before the activation.
 
     One read of dy and x. The sign is recomputed from x, so nothing more is stored; g is written
     only where a residual needs it. Out: parts (2, splits, B, K).
     """
+    M = turns * V
     split, block = tl.program_id(1), tl.program_id(2)
     cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
     first = split * span
@@ -155,7 +165,7 @@ def sums_kernel(
     db = tl.zeros((POSITIONS, CELLS), tl.float32)
     for start in range(first, last, POSITIONS):
         position = start + tl.arange(0, POSITIONS)
-        mask = (position < last)[:, None] & (cell < K)[None, :]
+        mask = (position < M)[:, None] & (cell < K)[None, :]
         at = _tile(block, cell, position, M, K, ROWS)
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         g = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
@@ -176,11 +186,12 @@ def sums_kernel(
 
 @triton.jit
 def input_gradient_kernel(
-    dy, x, map, residual, extra, dx, M, K, period,
+    dy, x, map, residual, extra, dx, turns, K, period,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, EXTRA: tl.constexpr,
-    ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
+    V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
     """scale · g + constant + slope · x: one read of dy and x, one write."""
+    M = turns * V
     block = tl.program_id(2)
     cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
     position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)

@@ -32,6 +32,15 @@ def group_sum(table, GROUPS: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def group_total(row, GROUPS: tl.constexpr, WIDE: tl.constexpr):
+    """The same for a single row (COLS,)."""
+    if WIDE == 1:
+        return row
+    total = tl.sum(tl.reshape(row, (GROUPS, WIDE)), 1)
+    return tl.reshape(tl.broadcast_to(total[:, None], (GROUPS, WIDE)), (GROUPS * WIDE,))
+
+
+@triton.jit
 def of_channel(table, channel, inside, other: tl.constexpr):
     """Entries of a parameter or statistic (C,) as a row of a tile."""
     return tl.load(table + channel, mask=inside, other=other).to(tl.float32)[None, :]

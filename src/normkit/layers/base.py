@@ -64,7 +64,7 @@ class Normalizer(Configured):
 
     def cells(self, x: Tensor) -> Layout:
         """What the moments are taken over: channels, unless a layer needs something finer."""
-        return Channels(x)
+        return Channels.of(x)
 
     def uses_moments(self) -> bool:
         """Whether ``coefficients`` needs the moments now; if not, the engine skips their pass."""
@@ -74,8 +74,8 @@ class Normalizer(Configured):
         """What the coefficients are, for backends that can make them in one kernel."""
         return None
 
-    def after_fusion(self, fusion: Fusion, statistics: Tensor, x: Tensor) -> None:
-        """What is left to be done with the statistics of the batch."""
+    def after_fusion(self, fusion: Fusion, tables: Tensor, begin: int, x: Tensor) -> None:
+        """What is left to be done with the statistics of the batch, which begin there."""
 
     def check_size(self, x: Tensor) -> None:
         """Refuse sizes for which the statistics do not exist."""
@@ -155,7 +155,7 @@ class Normalizer(Configured):
         if fusion is not None:
             done = fused(x, fusion, cells=self.cells, residual=residual, activation=activation)
             if done is not None:
-                self.after_fusion(fusion, done[1], x)
+                self.after_fusion(fusion, done[1], done[2], x)
                 return done[0]
         return normalize(
             x,

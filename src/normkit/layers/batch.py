@@ -83,7 +83,7 @@ class BatchNormalizer(Normalizer):
     def cells(self, x: Tensor) -> Layout:
         # one table row for the whole batch where no sample needs its own
         whole = self.shares_map and (self.virtual_batch or x.shape[0]) >= x.shape[0]
-        return Batch(x) if whole and Batch.fits(x) else Channels(x)
+        return Batch.of(x) if whole and Batch.fits(x) else Channels.of(x)
 
     def statistics_size(self) -> int:
         """How many running means there are."""
@@ -165,12 +165,13 @@ class BatchNormalizer(Normalizer):
             count / max(count - self.running_var_correction, 1),
         )
 
-    def after_fusion(self, fusion: Fusion, statistics: Tensor, x: Tensor) -> None:
+    def after_fusion(self, fusion: Fusion, tables: Tensor, begin: int, x: Tensor) -> None:
         if fusion.memory is None:
-            size = self.statistics_size()
-            mean, var = statistics.view(-1)[: 2 * size].view(2, 1, size)
-            self.track(Moments(mean, var, x.numel() // size))
-        elif statistics.device.type == "cpu" and int(self.nonfinite_batches):
+            if self.training:
+                size = self.statistics_size()
+                mean, var = tables[begin : begin + 2 * size].view(2, 1, size)
+                self.track(Moments(mean, var, x.numel() // size))
+        elif tables.device.type == "cpu" and int(self.nonfinite_batches):
             self.report()
 
     def remember(

@@ -105,18 +105,28 @@ class BatchRenorm(BatchNormalizer):
         memory, again = self.memory(1), is_recomputation()
         if not self.pools_all(x) or not (memory or again):
             return None
-        toward = (self.old_mean, self.old_std) if again else (self.running_mean, self.running_std)
-        r_ramp, d_ramp = (ramp or (-1, 0) for ramp in (self.r_ramp, self.d_ramp))
+        mean, std = (
+            (self.old_mean, self.old_std) if again else (self.running_mean, self.running_std)
+        )
+        assert mean is not None and std is not None and self.num_batches_tracked is not None
         ramps = Ramps(
-            *(self.r_max, *r_ramp, self.d_max, *d_ramp, -float(again)),
-            *(*toward, self.num_batches_tracked, self.old_mean, self.old_std),  # type: ignore[arg-type]
+            self.r_max,
+            *map(float, self.r_ramp or (-1, 0)),
+            self.d_max,
+            *map(float, self.d_ramp or (-1, 0)),
+            -1.0 if again else 0.0,
+            mean,
+            std,
+            self.num_batches_tracked,
+            self.old_mean,
+            self.old_std,
         )
         memory = memory and memory._replace(correction=1.0)
         return Pool("batch", self.eps, self.channels, self.weight, self.bias, memory, ramps)
 
-    def after_fusion(self, fusion: Fusion, statistics: Tensor, x: Tensor) -> None:
+    def after_fusion(self, fusion: Fusion, tables: Tensor, begin: int, x: Tensor) -> None:
         if fusion.memory is not None:  # otherwise it was computed again
-            super().after_fusion(fusion, statistics, x)
+            super().after_fusion(fusion, tables, begin, x)
 
     def correction(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
         """r and d, from the running statistics before this batch."""

@@ -141,9 +141,9 @@ class BCN(BatchNormalizer):
 
     # ---------------------------------------------------------------- micro batches
 
-    def after_fusion(self, fusion: Fusion, statistics: Tensor, x: Tensor) -> None:
+    def after_fusion(self, fusion: Fusion, tables: Tensor, begin: int, x: Tensor) -> None:
         if fusion.memory is not None or not self.micro:  # otherwise it was computed again
-            super().after_fusion(fusion, statistics, x)
+            super().after_fusion(fusion, tables, begin, x)
 
     def set_update_rate(self, rate: float) -> None:
         """The weight of the new batch in the estimates; clipped to 0 … 1."""

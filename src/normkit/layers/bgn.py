@@ -120,7 +120,7 @@ class BGN(BatchNormalizer):
         strips, pieces = self.division(x)
         if pieces is not None:
             return Pieces(x, pieces.piece, pieces.size)
-        return super().cells(x) if strips == 1 else Channels(x, strips)
+        return super().cells(x) if strips == 1 else Channels.of(x, strips)
 
     def fusion(self, x: Tensor) -> Fusion | None:
         if self.channels % self.groups or not self.pools_all(x):

@@ -60,7 +60,7 @@ class FrozenBN(Normalizer):
         self.register_buffer("running_var", self._statistic(1.0))
 
     def cells(self, x: Tensor) -> Layout:
-        return Batch(x) if Batch.fits(x) else Channels(x)
+        return Batch.of(x) if Batch.fits(x) else Channels.of(x)
 
     def uses_moments(self) -> bool:
         return False

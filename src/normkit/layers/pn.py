@@ -58,7 +58,7 @@ class PN(Normalizer):
         self.unbiased = unbiased
 
     def cells(self, x: Tensor) -> Layout:
-        return Pixels(x)
+        return Pixels.of(x)
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         """The map of each pixel, tables (N, L); the affine map of the channels follows it."""
