@@ -109,11 +109,14 @@ class BatchRenorm(BatchNormalizer):
             (self.old_mean, self.old_std) if again else (self.running_mean, self.running_std)
         )
         assert mean is not None and std is not None and self.num_batches_tracked is not None
+        (r_start, r_end), (d_start, d_end) = (r or (-1, 0) for r in (self.r_ramp, self.d_ramp))
         ramps = Ramps(
             self.r_max,
-            *map(float, self.r_ramp or (-1, 0)),
+            float(r_start),
+            float(r_end),
             self.d_max,
-            *map(float, self.d_ramp or (-1, 0)),
+            float(d_start),
+            float(d_end),
             -1.0 if again else 0.0,
             mean,
             std,
