@@ -1,0 +1,59 @@
+"""Models that cannot be looked into or changed as they are, and what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch._ops import OpOverload
+
+from normkit.errors import OptionError
+
+# by the name of a class among the bases, since importing compilers and the like takes seconds
+INSIDE = {  # where the model is that they wrap
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "OptimizedModule": "_orig_mod",
+}
+EXPORTED = (
+    "was made by torch.export or a compiler: its norms are operators of a graph, no modules. Call "
+    "this on the nn.Module that was exported, and export it again afterwards."
+)
+GONE = {  # what has happened to the modules, and what to do instead
+    "FSDPModule": "is sharded by fully_shard, which owns its parameters. Call this before "
+    "fully_shard(model), and shard it afterwards.",
+    "ScriptModule": "is compiled by TorchScript. Call this on the nn.Module that was scripted or "
+    "traced, and compile it again afterwards.",
+    "UnflattenedModule": EXPORTED,
+    "InterpreterModule": EXPORTED,
+}
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """An error for a model whose wrapper has taken note of its parameters or its code."""
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        if kind == "ExportedProgram":
+            raise OptionError(f"The model {EXPORTED}")
+        raise OptionError(f"Expected a model, that is an nn.Module, got {kind}.")
+    for path, module in model.named_modules():
+        names = [kind.__name__ for kind in type(module).__mro__]
+        place = f"The model's {path}" if path else "The model"
+        for name in names:
+            if name in INSIDE:
+                inner = ".".join(filter(None, ("model", path, INSIDE[name])))
+                raise OptionError(
+                    f"{place} is wrapped in {name}, which may not notice a change. "
+                    f"Try {inner}, and wrap or compile it again afterwards."
+                )
+            if name in GONE:
+                raise OptionError(f"{place} {GONE[name]}")
+        if "GraphModule" in names and _is_of_operators(module):
+            raise OptionError(f"{place} {EXPORTED}")
+
+
+def _is_of_operators(module: Any) -> bool:
+    """Whether a GraphModule calls operators; one of symbolic_trace calls modules, and is fine."""
+    return any(isinstance(node.target, OpOverload) for node in module.graph.nodes)
