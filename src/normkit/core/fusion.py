@@ -56,6 +56,15 @@ class Pool(NamedTuple):
     ramps: Ramps | None = None
 
 
+class Condensation(NamedTuple):
+    """How the similarity of the first samples enters the score before it is asked."""
+
+    samples: int
+    decay: float  # weight of the old score
+    factor: float
+    arrivals: Tensor
+
+
 class Gate(NamedTuple):
     """A batch norm of x + center·m, times sigmoid(gate_weight·p + gate_bias), weight and bias.
 
@@ -76,6 +85,7 @@ class Gate(NamedTuple):
     tau: float = 0.0
     memory: Memory | None = None
     keeps_gates: bool = False  # whether the gates (N, C) are wanted too, with their gradient
+    condensation: Condensation | None = None
 
 
 class Channel(NamedTuple):

@@ -25,6 +25,20 @@ def parameters(fusion: Gate) -> tuple[Tensor | None, ...]:
 
 
 def made(x: Tensor, parts: passes.Parts, fusion: Gate, layout: ChannelLayout) -> Made:
+    if fusion.condensation is not None and fusion.score is not None:
+        from normkit.engine.condensation import update_score
+
+        samples, decay, factor, arrivals = fusion.condensation
+        update_score(
+            x,
+            parts,
+            layout,
+            fusion.score,
+            samples=samples,
+            decay=decay,
+            factor=factor,
+            arrivals=arrivals,
+        )
     if parts.splits > FEW:
         parts = passes.merged(x, parts, layout, sums=True)
     channels, rows = x.shape[1], layout.rows

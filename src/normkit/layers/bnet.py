@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fusion, Pool
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
 from normkit.core.trained import TrainedBN
-from normkit.engine.depthwise import depthwise
+from normkit.engine.depthwise import depthwise, normalized_depthwise
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.errors import OptionError, ShapeError
@@ -79,6 +80,13 @@ class BNET(BatchNormalizer):
     def check_size(self, x: Tensor) -> None:
         check_dims(x, self.dims, self)
 
+    def fusion(self, x: Tensor) -> Fusion | None:
+        """Of the norm, which has no affine map of its own."""
+        if not self.pools_all(x):
+            return None
+        memory = self.memory(x.numel() // self.channels)
+        return Pool("batch", self.eps, self.channels, None, None, memory)
+
     def coefficients(self, moments: Moments | None) -> Coefficients:
         return self.statistics(moments).standardizing(self.eps)
 
@@ -86,6 +94,12 @@ class BNET(BatchNormalizer):
         if self.weight is None:
             return super()._normalize(x, residual, activation)
         check_epilogue(x, residual, activation)
+        fusion = self.fusion(x)
+        if fusion is not None:
+            done = normalized_depthwise(x, fusion, self.weight, self.bias, self.cells)
+            if done is not None:
+                self.after_fusion(fusion, *done[1:], x)
+                return epilogue(done[0], residual, activation)
         standardized = super()._normalize(x, None, "none")
         return epilogue(depthwise(standardized, self.weight, self.bias), residual, activation)
 

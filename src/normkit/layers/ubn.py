@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Condensation, Fusion, Gate
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.running import is_recomputation
 from normkit.core.trained import TrainedBN
 from normkit.engine.condensation import condensation_score
-from normkit.engine.depthwise import depthwise
+from normkit.engine.depthwise import depthwise, normalized_depthwise
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
@@ -164,8 +165,7 @@ class UBN(BatchNormalizer):
         wanted = self.training or self.reading["update_in_eval"]
         if not (self.fct and wanted) or is_recomputation():
             return
-        limits = (x.shape[0], self.reading["max_samples"], self.virtual_batch)
-        n = min(limit for limit in limits if limit is not None)
+        n = self.scored(x)
         first = Moments(moments.mean[:n], moments.var[:n], moments.count)
         with torch.no_grad():
             new = condensation_score(x[:n], first).to(self.score.dtype)
@@ -177,6 +177,11 @@ class UBN(BatchNormalizer):
             mixed = self.score_decay * self.score + (1 - self.score_decay) * new
             # a NaN here would compare as "not condensed" for ever
             self.score.copy_(torch.where(torch.isfinite(mixed), mixed, self.score))
+
+    def scored(self, x: Tensor) -> int:
+        """How many samples the score looks at."""
+        limits = (x.shape[0], self.reading["max_samples"], self.virtual_batch)
+        return min(limit for limit in limits if limit is not None)
 
     def rectified_statistics(self, moments: Moments) -> Moments:
         """Of the batch while features are condensed, else running ones: chosen on the device."""
@@ -232,6 +237,44 @@ class UBN(BatchNormalizer):
             shift = s * shift
         return found.then(self.weight, shift), s
 
+    def fusion(self, x: Tensor) -> Fusion | None:
+        """Of what comes before the kernel, in the readings a kernel knows."""
+        usual = (
+            self.reading["train_stats"] == "batch" and self.reading["stats_from"] == "calibrated"
+        )
+        batch, again = self.uses_batch(), is_recomputation()
+        if not (usual and self._convolves) or self.gate_bias is None or self.sync_score:
+            return None
+        if (batch and not self.pools_all(x)) or (self.reading["update_in_eval"] and not batch):
+            return None
+        memory = self.memory(x.numel() // self.channels)
+        if memory is None and self.training and self.track_running_stats and not again:
+            return None
+        given = None
+        if self.fct or not batch:
+            assert self.running_mean is not None and self.running_var is not None
+            given = self.running_mean, self.running_var
+        condensation = None
+        if self.fct and self.training and not again:
+            n = self.scored(x)
+            factor = float(n - 1) if self.reading["score_norm"] == "batch" else 1.0
+            condensation = Condensation(n, self.score_decay, factor, self.arrivals)
+        return Gate(
+            self.eps,
+            "normalized",
+            None,
+            None,
+            self.gate_weight,
+            self.gate_bias,
+            self.center_weight,
+            given,
+            self.score if self.fct and batch else None,
+            self.tau,
+            memory,
+            self.reading["gate"] == "after",
+            condensation,
+        )
+
     def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         check_epilogue(x, residual, activation)
         seen: list[Tensor | None] = []
@@ -246,6 +289,12 @@ class UBN(BatchNormalizer):
         if not self._convolves:
             return normalize(x, coefficients, residual=residual, activation=activation)
         assert self.weight is not None and self.bias is not None
+        fusion = self.fusion(x)
+        if fusion is not None:
+            done = normalized_depthwise(x, fusion, self.weight, self.bias, self.cells)
+            if done is not None:
+                self.after_fusion(fusion, *done[1:], x)
+                return epilogue(done[0], residual, activation)
         standardized = normalize(x, coefficients)
         (s,) = seen
         if s is None or self.reading["gate"] == "before":

@@ -1,0 +1,74 @@
+"""The condensation score on Triton: weights from the moments, one read of the samples, the update.
+
+With w_n = 1/‖x_n‖, and ‖x_n‖² from the parts of the moments,
+
+    S = (‖Σ w_n x_n‖² − n) / (n(n − 1))
+
+A sample is D values side by side in memory, whatever its format. D comes as D/V and V, like the
+positions of triton_kernels.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def weights_kernel(parts, out, rows, C, positions, splits, span, WIDTH: tl.constexpr):
+    """1/‖x_n‖ of sample n = program id, 0 for a sample of zeros; parts (2, splits, N, C)."""
+    sample = tl.program_id(0)
+    squares = parts + tl.cast(splits, tl.int64) * rows * C
+    total = tl.zeros((WIDTH,), tl.float32)
+    for split in range(splits):
+        count = tl.minimum(positions - split * span, span).to(tl.float32)
+        row = tl.cast(split * rows + sample, tl.int64) * C
+        for start in range(0, C, WIDTH):
+            channel = start + tl.arange(0, WIDTH)
+            mean = tl.load(parts + row + channel, mask=channel < C, other=0.0)
+            square = tl.load(squares + row + channel, mask=channel < C, other=0.0)
+            total += square + count * mean * mean
+    norm = tl.sum(total, 0)
+    tl.store(out + sample, tl.where(norm > 0, 1.0 / tl.sqrt(norm), 0.0))
+
+
+@triton.jit
+def score_kernel(
+    x, weights, score, arrivals, samples, turns, decay, factor,
+    V: tl.constexpr, SAMPLES: tl.constexpr, WIDTH: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    """score ← decay · score + (1 − decay) · factor · S, if that is finite.
+
+    Every program sums over the samples at its own places and writes the sum of the squares behind
+    the weights; the last to arrive adds them up, always in the same order.
+    """
+    D = tl.cast(turns, tl.int64) * V
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    squares = weights + samples
+    lane = tl.arange(0, WIDTH)
+    found = tl.zeros((WIDTH,), tl.float32)
+    for block in range(program, tl.cdiv(D, WIDTH), programs):
+        place = tl.cast(block, tl.int64) * WIDTH + lane
+        total = tl.zeros((WIDTH,), tl.float32)
+        for start in range(0, samples, SAMPLES):
+            sample = start + tl.arange(0, SAMPLES)
+            mask = (sample < samples)[:, None] & (place < D)[None, :]
+            at = sample.to(tl.int64)[:, None] * D + place[None, :]
+            value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+            weight = tl.load(weights + sample, mask=sample < samples, other=0.0)
+            total += tl.sum(value * weight[:, None], 0)
+        found += total * total
+    tl.store(squares + program, tl.sum(found, 0))
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals, 1, sem="acq_rel") == programs - 1:
+        tl.store(arrivals, 0)  # ready for the next launch
+        total = tl.zeros((MANY,), tl.float32)
+        for start in range(0, programs, MANY):
+            entry = start + tl.arange(0, MANY)
+            total += tl.load(squares + entry, mask=entry < programs, other=0.0)
+        n = tl.cast(samples, tl.float32)
+        new = (tl.sum(total, 0) - n) / (n * (n - 1.0)) * factor
+        old = tl.load(score)
+        new = decay * old + (1.0 - decay) * new
+        # a NaN here would compare as "not condensed" for ever
+        tl.store(score, tl.where(new - new == 0, new, old))
