@@ -20,8 +20,8 @@ from normkit.engine.family import ChannelLayout, Family
 from normkit.engine.fused import FAMILIES
 from normkit.engine.launch import Launch
 
-POSITIONS = 16
 CHANNELS = 64  # a line of memory in bfloat16
+PROGRAMS = 2048  # enough to fill a large machine
 WARPS = 4
 
 
@@ -74,7 +74,7 @@ class _FusedDepthwise(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _again(ctx, grad, tables, [x, kernel, bias, *parameters])
         n, c = x.shape[:2]
-        start, splits = _sums(_sizes(x, layout, period), passes._multiprocessors(x.device))
+        start, splits = _sums(_sizes(x, layout, period))
         parts, taps = passes.table(x, 2 * splits * n * c), passes.table(x, 10 * splits * n * c)
         dy, x = layout.aligned(grad), layout.aligned(x)
         start(dy, x, tables, kernel, parts, taps)
@@ -135,37 +135,45 @@ def _sizes(x: Tensor, layout: ChannelLayout, period: int) -> tuple[int, ...]:
     return n, c, h, w, period, layout.channels_last
 
 
-def _cut(sizes: tuple[int, ...], programs: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    """The grid, the positions a program goes through, and LAST, POSITIONS, CHANNELS."""
+def _cut(
+    sizes: tuple[int, ...], programs: int, elements: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The grid; the rows of a program and how many programs stand abreast; LAST, COLUMNS, CHANNELS.
+
+    Rows are cut only where there would be too few programs: each cut reads two rows twice.
+    """
     n, c, h, w, _, last = sizes
-    channels = min(passes.power_of_two(c), CHANNELS if last else 4)
-    positions = POSITIONS if last else 256
-    blocks = -(-c // channels)
-    tiles = -(-h * w // positions)
-    splits = max(1, min(tiles, programs // max(1, n * blocks)))
-    span = -(-tiles // splits) * positions
-    return (-(-h * w // span), blocks, n), span, (last, positions, channels)
+    if last:
+        channels = min(passes.power_of_two(c), CHANNELS)
+        columns = min(passes.power_of_two(w), elements // channels)
+    else:
+        columns = min(passes.power_of_two(w), 64)
+        channels = min(passes.power_of_two(c), elements // columns)
+    blocks, abreast = -(-c // channels), -(-w // columns)
+    cuts = max(1, min(h // 8, programs // max(1, n * blocks * abreast)))
+    high = -(-h // cuts)
+    return (-(-h // high) * abreast, blocks, n), (high, abreast), (last, columns, channels)
 
 
 @lru_cache(maxsize=4096)
 def _forward(sizes: tuple[int, ...], bias: bool, gated: bool) -> Launch:
     _, c, h, w, period, _ = sizes
-    grid, span, tile = _cut(sizes, 1 << 14)
-    numbers = h, w, c, period, span
+    grid, rows, tile = _cut(sizes, PROGRAMS, 1024)
+    numbers = h, w, c, period, *rows
     return Launch(kernels.depthwise_kernel, grid, numbers, (bias, gated, *tile), WARPS)
 
 
 @lru_cache(maxsize=4096)
-def _sums(sizes: tuple[int, ...], multiprocessors: int) -> tuple[Launch, int]:
+def _sums(sizes: tuple[int, ...]) -> tuple[Launch, int]:
     _, c, h, w, period, _ = sizes
-    grid, span, tile = _cut(sizes, multiprocessors * passes.PROGRAMS)
-    numbers = h, w, c, period, span
+    grid, rows, tile = _cut(sizes, PROGRAMS, 512)  # fewer, for it has many accumulators
+    numbers = h, w, c, period, *rows
     return Launch(kernels.depthwise_sums_kernel, grid, numbers, tile, WARPS), grid[0]
 
 
 @lru_cache(maxsize=4096)
 def _gradient(sizes: tuple[int, ...]) -> Launch:
     _, c, h, w, period, _ = sizes
-    grid, span, tile = _cut(sizes, 1 << 14)
-    numbers = h, w, c, period, span
+    grid, rows, tile = _cut(sizes, PROGRAMS, 1024)
+    numbers = h, w, c, period, *rows
     return Launch(kernels.depthwise_gradient_kernel, grid, numbers, tile, WARPS)

@@ -5,9 +5,10 @@ With z = a·x + b inside the map and 0 around it, k the kernel, and s the gate (
     y[p] = Σ_t k[t]·z[p + t] + s·bias
     g[q] = Σ_t k[t]·dy[q − t]        dk[t] = Σ_q z[q]·dy[q − t]        dx = a·g + constant + slope·x
 
-z is never stored, and neither is g: each kernel reads its neighbours again, from the cache. A
-program goes through ``span`` positions of one sample, tile by tile, so that the rows above and
-below have just been read. Offsets into a sample are 32-bit, those of samples 64-bit.
+Neither z nor g is ever stored. A program owns COLUMNS × CHANNELS of one sample and slides down the
+rows: each row is read once (three times, shifted, but then from the cache), and what it gives to
+the three rows it touches is carried along in two accumulators. The row after is loaded before the
+current one is worked on. Offsets into a sample are 32-bit, those of samples 64-bit.
 """
 
 from __future__ import annotations
@@ -17,143 +18,163 @@ import triton.language as tl
 
 
 @triton.jit
-def _place(p, channel, C, area, LAST: tl.constexpr):
-    """Offsets (POSITIONS, CHANNELS) into a sample, channels_last (LAST) or contiguous."""
+def _there(row, column, first, last, W):
+    """Which columns of a row are on the map, if the row is one of first … last − 1."""
+    rows = row + column * 0
+    return (column >= 0) & (column < W) & (rows >= first) & (rows < last)
+
+
+@triton.jit
+def _place(row, column, channel, H, W, C, LAST: tl.constexpr):
+    """Offsets (COLUMNS, CHANNELS) into a sample, channels_last (LAST) or contiguous."""
+    p = row * W + column
     if LAST:
         return p[:, None] * C + channel[None, :]
-    return channel[None, :] * area + p[:, None]
+    return channel[None, :] * (H * W) + p[:, None]
 
 
 @triton.jit
-def _near(t, p, h, w, H, W, C, channel, known, DH: tl.constexpr, DW: tl.constexpr,
-          LAST: tl.constexpr):  # fmt: skip
-    """The values DH rows down and DW columns right, 0 outside the map; and where there are some."""
-    down, right = h + DH, w + DW
-    mask = ((down >= 0) & (down < H) & (right >= 0) & (right < W))[:, None] & known[None, :]
-    at = _place(p + (DH * W + DW), channel, C, H * W, LAST)
-    return tl.load(t + at, mask=mask, other=0.0).to(tl.float32), mask
+def _row(t, row, column, channel, known, first, last, H, W, C, LAST: tl.constexpr):
+    """One row of a map, with 0 where there is none."""
+    mask = _there(row, column, first, last, W)[:, None] & known[None, :]
+    return tl.load(t + _place(row, column, channel, H, W, C, LAST), mask=mask, other=0.0)
 
 
 @triton.jit
-def _normalized(t, p, h, w, H, W, C, channel, known, a, b, DH: tl.constexpr, DW: tl.constexpr,
-                LAST: tl.constexpr):  # fmt: skip
-    value, mask = _near(t, p, h, w, H, W, C, channel, known, DH, DW, LAST)
-    return tl.where(mask, value * a + b, 0.0)
+def _store(t, value, row, column, channel, known, first, last, H, W, C, LAST: tl.constexpr):
+    mask = _there(row, column, first, last, W)[:, None] & known[None, :]
+    at = _place(row, column, channel, H, W, C, LAST)
+    tl.store(t + at, value.to(t.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _of_kernel(weight, channel, known, tap: tl.constexpr):
+def _mapped(value, a, b, row, column, first, last, W):
+    """z: the map, but 0 where there is no value to map."""
+    there = _there(row, column, first, last, W)
+    return tl.where(there[:, None], value.to(tl.float32) * a + b, 0.0)
+
+
+@triton.jit
+def _tap(weight, channel, known, tap: tl.constexpr):
     return tl.load(weight + channel * 9 + tap, mask=known, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
+def _taps(weight, channel, known):
+    return (
+        _tap(weight, channel, known, 0),
+        _tap(weight, channel, known, 1),
+        _tap(weight, channel, known, 2),
+        _tap(weight, channel, known, 3),
+        _tap(weight, channel, known, 4),
+        _tap(weight, channel, known, 5),
+        _tap(weight, channel, known, 6),
+        _tap(weight, channel, known, 7),
+        _tap(weight, channel, known, 8),
+    )
+
+
+@triton.jit
 def depthwise_kernel(
-    x, map, weight, bias, gates, y, H, W, C, period, span,
+    x, map, weight, bias, gates, y, H, W, C, period, high, wide,
     BIAS: tl.constexpr, GATED: tl.constexpr, LAST: tl.constexpr,
-    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """y: one read of x, one write."""
+    """y: one read of x, one write. A program does ``high`` rows; ``wide`` of them stand abreast."""
     sample = tl.program_id(2)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < C
+    column = tl.program_id(0) % wide * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(0) // wide * high
+    last = tl.minimum(first + high, H)
     entry = (sample * C + channel) % period
     a = tl.load(map + entry, mask=known, other=0.0)[None, :]
     b = tl.load(map + period + entry, mask=known, other=0.0)[None, :]
     start = sample.to(tl.int64) * C * H * W
     x += start
     y += start
-    k0, k1 = _of_kernel(weight, channel, known, 0), _of_kernel(weight, channel, known, 1)
-    k2, k3 = _of_kernel(weight, channel, known, 2), _of_kernel(weight, channel, known, 3)
-    k4, k5 = _of_kernel(weight, channel, known, 4), _of_kernel(weight, channel, known, 5)
-    k6, k7 = _of_kernel(weight, channel, known, 6), _of_kernel(weight, channel, known, 7)
-    k8 = _of_kernel(weight, channel, known, 8)
+    k0, k1, k2, k3, k4, k5, k6, k7, k8 = _taps(weight, channel, known)
     shift = a * 0.0
     if BIAS:
         shift += tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
     if GATED:
         shift = shift * tl.load(gates + sample * C + channel, mask=known, other=0.0)[None, :]
-    first = tl.program_id(0) * span
-    last = tl.minimum(first + span, H * W)
-    for begin in range(first, last, POSITIONS):
-        p = begin + tl.arange(0, POSITIONS)
-        h, w = p // W, p % W
-        out = shift + k0 * _normalized(x, p, h, w, H, W, C, channel, known, a, b, -1, -1, LAST)
-        out += k1 * _normalized(x, p, h, w, H, W, C, channel, known, a, b, -1, 0, LAST)
-        out += k2 * _normalized(x, p, h, w, H, W, C, channel, known, a, b, -1, 1, LAST)
-        out += k3 * _normalized(x, p, h, w, H, W, C, channel, known, a, b, 0, -1, LAST)
-        out += k4 * _normalized(x, p, h, w, H, W, C, channel, known, a, b, 0, 0, LAST)
-        out += k5 * _normalized(x, p, h, w, H, W, C, channel, known, a, b, 0, 1, LAST)
-        out += k6 * _normalized(x, p, h, w, H, W, C, channel, known, a, b, 1, -1, LAST)
-        out += k7 * _normalized(x, p, h, w, H, W, C, channel, known, a, b, 1, 0, LAST)
-        out += k8 * _normalized(x, p, h, w, H, W, C, channel, known, a, b, 1, 1, LAST)
-        at = _place(p, channel, C, H * W, LAST)
-        mask = (p < H * W)[:, None] & known[None, :]
-        tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
+    above = tl.zeros((COLUMNS, CHANNELS), tl.float32)  # of the row above: all but its last part
+    here = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+    left = _row(x, first - 1, column - 1, channel, known, 0, H, H, W, C, LAST)
+    middle = _row(x, first - 1, column, channel, known, 0, H, H, W, C, LAST)
+    right = _row(x, first - 1, column + 1, channel, known, 0, H, H, W, C, LAST)
+    for row in range(first - 1, last + 1):
+        next_left = _row(x, row + 1, column - 1, channel, known, 0, H, H, W, C, LAST)
+        next_middle = _row(x, row + 1, column, channel, known, 0, H, H, W, C, LAST)
+        next_right = _row(x, row + 1, column + 1, channel, known, 0, H, H, W, C, LAST)
+        lz = _mapped(left, a, b, row, column - 1, 0, H, W)
+        mz = _mapped(middle, a, b, row, column, 0, H, W)
+        rz = _mapped(right, a, b, row, column + 1, 0, H, W)
+        out = above + k6 * lz + k7 * mz + k8 * rz + shift
+        _store(y, out, row - 1, column, channel, known, first, last, H, W, C, LAST)
+        above = here + k3 * lz + k4 * mz + k5 * rz
+        here = k0 * lz + k1 * mz + k2 * rz
+        left, middle, right = next_left, next_middle, next_right
 
 
 @triton.jit
 def depthwise_sums_kernel(
-    dy, x, map, weight, parts, taps, H, W, C, period, span,
-    LAST: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
+    dy, x, map, weight, parts, taps, H, W, C, period, high, wide,
+    LAST: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Σ g·x and Σ g into parts (2, splits, N, C); dk and Σ dy into taps (10, splits, N, C): one
     read of dy and x."""
     split, sample = tl.program_id(0), tl.program_id(2)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < C
+    column = split % wide * COLUMNS + tl.arange(0, COLUMNS)
+    first = split // wide * high
+    last = tl.minimum(first + high, H)
     entry = (sample * C + channel) % period
     a = tl.load(map + entry, mask=known, other=0.0)[None, :]
     b = tl.load(map + period + entry, mask=known, other=0.0)[None, :]
     start = sample.to(tl.int64) * C * H * W
     x += start
     dy += start
-    k0, k1 = _of_kernel(weight, channel, known, 0), _of_kernel(weight, channel, known, 1)
-    k2, k3 = _of_kernel(weight, channel, known, 2), _of_kernel(weight, channel, known, 3)
-    k4, k5 = _of_kernel(weight, channel, known, 4), _of_kernel(weight, channel, known, 5)
-    k6, k7 = _of_kernel(weight, channel, known, 6), _of_kernel(weight, channel, known, 7)
-    k8 = _of_kernel(weight, channel, known, 8)
-    zero = tl.zeros((POSITIONS, CHANNELS), tl.float32)
-    da, db, total = zero, zero, zero
+    k0, k1, k2, k3, k4, k5, k6, k7, k8 = _taps(weight, channel, known)
+    zero = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+    above, here, da, db, total = zero, zero, zero, zero, zero
     d0, d1, d2, d3, d4, d5, d6, d7, d8 = zero, zero, zero, zero, zero, zero, zero, zero, zero
-    first = split * span
-    last = tl.minimum(first + span, H * W)
-    for begin in range(first, last, POSITIONS):
-        p = begin + tl.arange(0, POSITIONS)
-        h, w = p // W, p % W
-        value, mask = _near(x, p, h, w, H, W, C, channel, known, 0, 0, LAST)
-        z = tl.where(mask, value * a + b, 0.0)
-        # tap t = (i, j) sees dy at q − t: the kernel turned around
-        t, _ = _near(dy, p, h, w, H, W, C, channel, known, 1, 1, LAST)
-        g = k0 * t
-        d0 += z * t
-        t, _ = _near(dy, p, h, w, H, W, C, channel, known, 1, 0, LAST)
-        g += k1 * t
-        d1 += z * t
-        t, _ = _near(dy, p, h, w, H, W, C, channel, known, 1, -1, LAST)
-        g += k2 * t
-        d2 += z * t
-        t, _ = _near(dy, p, h, w, H, W, C, channel, known, 0, 1, LAST)
-        g += k3 * t
-        d3 += z * t
-        t, _ = _near(dy, p, h, w, H, W, C, channel, known, 0, 0, LAST)
-        g += k4 * t
-        d4 += z * t
-        total += t
-        t, _ = _near(dy, p, h, w, H, W, C, channel, known, 0, -1, LAST)
-        g += k5 * t
-        d5 += z * t
-        t, _ = _near(dy, p, h, w, H, W, C, channel, known, -1, 1, LAST)
-        g += k6 * t
-        d6 += z * t
-        t, _ = _near(dy, p, h, w, H, W, C, channel, known, -1, 0, LAST)
-        g += k7 * t
-        d7 += z * t
-        t, _ = _near(dy, p, h, w, H, W, C, channel, known, -1, -1, LAST)
-        g += k8 * t
-        d8 += z * t
-        g = tl.where(mask, g, 0.0)
-        da += g * value
+    left = _row(dy, first - 1, column - 1, channel, known, 0, H, H, W, C, LAST)
+    middle = _row(dy, first - 1, column, channel, known, 0, H, H, W, C, LAST)
+    right = _row(dy, first - 1, column + 1, channel, known, 0, H, H, W, C, LAST)
+    x0 = _row(x, first - 2, column, channel, known, first, last, H, W, C, LAST)  # one row up
+    x1 = _row(x, first - 1, column, channel, known, first, last, H, W, C, LAST)
+    x2 = _row(x, first, column, channel, known, first, last, H, W, C, LAST)  # one row down
+    for row in range(first - 1, last + 1):
+        next_left = _row(dy, row + 1, column - 1, channel, known, 0, H, H, W, C, LAST)
+        next_middle = _row(dy, row + 1, column, channel, known, 0, H, H, W, C, LAST)
+        next_right = _row(dy, row + 1, column + 1, channel, known, 0, H, H, W, C, LAST)
+        next_x = _row(x, row + 2, column, channel, known, first, last, H, W, C, LAST)
+        lt, mt, rt = left.to(tl.float32), middle.to(tl.float32), right.to(tl.float32)
+        # the kernel turned around: tap t sees dy at q − t
+        inside = _there(row - 1, column, first, last, W)
+        g = tl.where(inside[:, None], above + k2 * lt + k1 * mt + k0 * rt, 0.0)  # of the row above
+        da += g * x0.to(tl.float32)
         db += g
+        above = here + k5 * lt + k4 * mt + k3 * rt
+        here = k8 * lt + k7 * mt + k6 * rt
+        z = _mapped(x0, a, b, row - 1, column, first, last, W)
+        d0 += z * rt
+        d1 += z * mt
+        d2 += z * lt
+        z = _mapped(x1, a, b, row, column, first, last, W)
+        d3 += z * rt
+        d4 += z * mt
+        d5 += z * lt
+        z = _mapped(x2, a, b, row + 1, column, first, last, W)
+        d6 += z * rt
+        d7 += z * mt
+        d8 += z * lt
+        total += tl.where(_there(row, column, first, last, W)[:, None], mt, 0.0)
+        left, middle, right = next_left, next_middle, next_right
+        x0, x1, x2 = x1, x2, next_x
     out = (split * tl.num_programs(2) + sample).to(tl.int64) * C + channel
     table = (tl.num_programs(0) * tl.num_programs(2)).to(tl.int64) * C
     tl.store(parts + out, tl.sum(da, 0), mask=known)
@@ -172,13 +193,16 @@ def depthwise_sums_kernel(
 
 @triton.jit
 def depthwise_gradient_kernel(
-    dy, x, map, weight, extra, dx, H, W, C, period, span,
-    LAST: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr,
+    dy, x, map, weight, extra, dx, H, W, C, period, high, wide,
+    LAST: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """dx: one read of dy and x, one write."""
     sample = tl.program_id(2)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < C
+    column = tl.program_id(0) % wide * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(0) // wide * high
+    last = tl.minimum(first + high, H)
     entry = (sample * C + channel) % period
     a = tl.load(map + entry, mask=known, other=0.0)[None, :]
     constant = tl.load(extra + entry, mask=known, other=0.0)[None, :]
@@ -187,26 +211,22 @@ def depthwise_gradient_kernel(
     x += start
     dy += start
     dx += start
-    k0, k1 = _of_kernel(weight, channel, known, 0), _of_kernel(weight, channel, known, 1)
-    k2, k3 = _of_kernel(weight, channel, known, 2), _of_kernel(weight, channel, known, 3)
-    k4, k5 = _of_kernel(weight, channel, known, 4), _of_kernel(weight, channel, known, 5)
-    k6, k7 = _of_kernel(weight, channel, known, 6), _of_kernel(weight, channel, known, 7)
-    k8 = _of_kernel(weight, channel, known, 8)
-    first = tl.program_id(0) * span
-    last = tl.minimum(first + span, H * W)
-    for begin in range(first, last, POSITIONS):
-        p = begin + tl.arange(0, POSITIONS)
-        h, w = p // W, p % W
-        g = k0 * _near(dy, p, h, w, H, W, C, channel, known, 1, 1, LAST)[0]
-        g += k1 * _near(dy, p, h, w, H, W, C, channel, known, 1, 0, LAST)[0]
-        g += k2 * _near(dy, p, h, w, H, W, C, channel, known, 1, -1, LAST)[0]
-        g += k3 * _near(dy, p, h, w, H, W, C, channel, known, 0, 1, LAST)[0]
-        g += k4 * _near(dy, p, h, w, H, W, C, channel, known, 0, 0, LAST)[0]
-        g += k5 * _near(dy, p, h, w, H, W, C, channel, known, 0, -1, LAST)[0]
-        g += k6 * _near(dy, p, h, w, H, W, C, channel, known, -1, 1, LAST)[0]
-        g += k7 * _near(dy, p, h, w, H, W, C, channel, known, -1, 0, LAST)[0]
-        g += k8 * _near(dy, p, h, w, H, W, C, channel, known, -1, -1, LAST)[0]
-        value, mask = _near(x, p, h, w, H, W, C, channel, known, 0, 0, LAST)
-        at = _place(p, channel, C, H * W, LAST)
-        out = g * a + constant + value * slope
-        tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)
+    k0, k1, k2, k3, k4, k5, k6, k7, k8 = _taps(weight, channel, known)
+    above = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+    here = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+    left = _row(dy, first - 1, column - 1, channel, known, 0, H, H, W, C, LAST)
+    middle = _row(dy, first - 1, column, channel, known, 0, H, H, W, C, LAST)
+    right = _row(dy, first - 1, column + 1, channel, known, 0, H, H, W, C, LAST)
+    value = _row(x, first - 2, column, channel, known, first, last, H, W, C, LAST)
+    for row in range(first - 1, last + 1):
+        next_left = _row(dy, row + 1, column - 1, channel, known, 0, H, H, W, C, LAST)
+        next_middle = _row(dy, row + 1, column, channel, known, 0, H, H, W, C, LAST)
+        next_right = _row(dy, row + 1, column + 1, channel, known, 0, H, H, W, C, LAST)
+        next_value = _row(x, row, column, channel, known, first, last, H, W, C, LAST)
+        lt, mt, rt = left.to(tl.float32), middle.to(tl.float32), right.to(tl.float32)
+        g = above + k2 * lt + k1 * mt + k0 * rt  # of the row above
+        out = g * a + constant + value.to(tl.float32) * slope
+        _store(dx, out, row - 1, column, channel, known, first, last, H, W, C, LAST)
+        above = here + k5 * lt + k4 * mt + k3 * rt
+        here = k8 * lt + k7 * mt + k6 * rt
+        left, middle, right, value = next_left, next_middle, next_right, next_value
