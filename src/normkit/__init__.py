@@ -1,10 +1,28 @@
 """normkit: the normalizers of five papers as tested, fast drop-in layers for PyTorch."""
 
 from normkit.catalog import make, names
-from normkit.conversion.weights import fold_weights, standardize
+from normkit.conversion import (
+    Certificate,
+    FoldPlan,
+    Plan,
+    Step,
+    convert,
+    fold,
+    fold_weights,
+    freeze,
+    frozen,
+    fuse,
+    param_groups,
+    plan_conversion,
+    plan_fold,
+    recipes,
+    standardize,
+    unfreeze,
+)
 from normkit.core.card import Card
 from normkit.engine.backends import use_backend
 from normkit.errors import NonFiniteWarning, NormkitError
+from normkit.inspection import Site, Survey, select, survey
 from normkit.layers import (
     BCN,
     BGN,
@@ -46,11 +64,18 @@ __all__ = [
     "BN",
     "BNET",
     "Card",
+    "Certificate",
+    "convert",
     "CWN",
     "DN",
+    "fold",
     "fold_weights",
+    "FoldPlan",
     "follow_learning_rate",
+    "freeze",
+    "frozen",
     "FrozenBN",
+    "fuse",
     "GBGN",
     "GhostBN",
     "GN",
@@ -66,13 +91,24 @@ __all__ = [
     "NormAct",
     "Normalizer",
     "NormkitError",
+    "param_groups",
+    "Plan",
+    "plan_conversion",
+    "plan_fold",
     "PN",
     "RBN",
+    "recipes",
+    "select",
     "ShiftedBN",
+    "Site",
     "SN",
     "SSN",
     "standardize",
+    "Step",
+    "survey",
+    "Survey",
     "UBN",
+    "unfreeze",
     "use_backend",
     "why",
     "WN",

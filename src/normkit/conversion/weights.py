@@ -6,14 +6,13 @@ from collections import Counter
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from normkit.catalog import ENTRIES, names
-from normkit.errors import NormkitError, NothingToDo, OptionError, UnknownName, nearest
+from normkit.conversion.attaching import Standardize, kind_of
+from normkit.conversion.edit import do_all
+from normkit.errors import NothingToDo, OptionError
 from normkit.inspection import convolutions_before_norms, refuse_wrapped
 from normkit.layers.weight import WeightNormalizer, fan_in, normalized_tensors
 
-METHODS: dict[str, type[WeightNormalizer]] = {name: ENTRIES[name] for name in names("weight")}
 SELF_MADE = ("StdConv", "ConvWS", "ConvAWS", "WSConv")  # in the names of classes that do it alone
 
 
@@ -41,7 +40,7 @@ def standardize(
     >>> nk.fold_weights(model)
     ['0']
     """
-    kind = _kind(method, options)
+    kind_of(method, options)
     found = convolutions_before_norms(model, example)
     if not found:
         raise NothingToDo(
@@ -58,19 +57,11 @@ def standardize(
             f"({', '.join(plain)}), which have no statistics."
         )
     _refuse_shared(model, wide)
-    planned = {path: _fitting(kind, path, conv, options) for path, conv in wide.items()}
-    before = [(c, type(c), dict(c._parameters), dict(c._modules)) for c in wide.values()]
-    try:
-        for path, normalizer in planned.items():
-            parametrize.register_parametrization(wide[path], "weight", normalizer)
-    except BaseException:
-        for conv, its_class, parameters, modules in before:
-            conv.__class__ = its_class
-            for current, kept in ((conv._parameters, parameters), (conv._modules, modules)):
-                current.clear()
-                current.update(kept)  # type: ignore[arg-type]
-        raise
-    return list(planned)
+    planned = tuple(Standardize(path, method, **options) for path in wide)
+    for edit in planned:  # all are checked before the first is changed
+        edit.check(model)
+    do_all(model, planned)
+    return list(wide)
 
 
 def fold_weights(model: nn.Module) -> list[str]:
@@ -89,20 +80,6 @@ def fold_weights(model: nn.Module) -> list[str]:
     return list(found)
 
 
-def _kind(method: str, options: dict[str, Any]) -> type[WeightNormalizer]:
-    """The class of that name, once it is known to have the options."""
-    if method not in METHODS:
-        raise UnknownName(f"standardize knows no method {method!r}. {nearest(method, METHODS)}")
-    kind = METHODS[method]
-    # device and type are those of each weight
-    known = [name for name in kind.options() if name not in ("device", "dtype")]
-    for name in options:
-        if name not in known:
-            hint = nearest(name, known) if known else "It has none."
-            raise OptionError(f"{kind.__name__} has no option {name!r}. {hint}")
-    return kind
-
-
 def _is_plain(conv: nn.Module) -> bool:
     """Whether the weight is a parameter like any other, which nothing computes."""
     own = any(mark in type(conv).__name__ for mark in SELF_MADE)
@@ -117,12 +94,3 @@ def _refuse_shared(model: nn.Module, convolutions: dict[str, nn.Module]) -> None
                 f"standardize cannot keep the weight of {path} shared with another module. "
                 "Try to share the whole module instead."
             )
-
-
-def _fitting(
-    kind: type[WeightNormalizer], path: str, conv: nn.Module, options: dict[str, Any]
-) -> WeightNormalizer:
-    try:
-        return kind.fitting(conv, **options)
-    except NormkitError as error:
-        raise type(error)(f"{path}: {error}") from error

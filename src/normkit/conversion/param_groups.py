@@ -1,0 +1,130 @@
+"""Parameter groups for an optimizer: which parameters are decayed, and at which learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.conversion.parameter_roles import (
+    DECAYED,
+    PLAIN,
+    SCALE,
+    roles_by_module,
+    roles_by_shape,
+)
+from normkit.errors import NothingToDo, OptionError, ShapeError, nearest
+
+
+def param_groups(
+    model: nn.Module,
+    lr: float | Tensor,
+    weight_decay: float,
+    *,
+    scale_lr_divisor: float = 100.0,
+    rule: str = "module",
+    no_decay: Iterable[str] = (),
+) -> list[dict[str, Any]]:
+    """Groups for any torch optimizer: decayed weights, what is not decayed, and norms' scales.
+
+    rule="module" looks at what a parameter belongs to:
+        scales       the weight γ of every norm: lr / scale_lr_divisor, no decay
+        not_decayed  other parameters of norms (β, gates, bn's inner_weight), biases, and what
+                     else is a vector or number, as in LayerScale and PReLU: lr
+        decayed      the rest, kernels of bnet and ubn included: lr and weight_decay
+    rule="official_shape" is that of the code of revisiting-bn, for comparison: whatever has one
+    axis longer than 1 is not decayed, and at lr / scale_lr_divisor if its name contains "weight".
+    It takes depthwise 1×1 kernels and classifiers with one row for scales, and decays norms of
+    one channel.
+
+    Every parameter is in exactly one group, shared and frozen ones too; groups without any are
+    left out. Norms are all those that ``survey`` lists. ``no_decay`` are patterns
+    of names of further parameters to spare, such as "*pos_embed". scale_lr_divisor=1 leaves one
+    learning rate.
+
+    Schedulers that multiply (LambdaLR, StepLR, CosineAnnealingLR with eta_min=0) keep the ratio.
+    Those with an absolute rate do not: eta_min of CosineAnnealingLR and min_lr of
+    ReduceLROnPlateau are the same for all groups, and OneCycleLR and CyclicLR need a list,
+    ``max_lr=[group["lr"] for group in groups]``. LBFGS takes no groups, Muon matrices only.
+
+    Make the groups after all conversions: a replaced norm has new parameters.
+
+    >>> import torch, normkit as nk
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), nk.BN(8))
+    >>> groups = nk.param_groups(model, lr=0.1, weight_decay=1e-4)
+    >>> [(g["name"], len(g["params"]), round(g["lr"], 6)) for g in groups]
+    [('decayed', 1, 0.1), ('not_decayed', 2, 0.1), ('scales', 1, 0.001)]
+    >>> optimizer = torch.optim.SGD(groups, momentum=0.9)
+    """
+    rules: dict[str, Callable[[nn.Module], dict[nn.Parameter, str]]] = {
+        "module": roles_by_module,
+        "official_shape": roles_by_shape,
+    }
+    if rule not in rules:
+        raise OptionError(f"param_groups got rule={rule!r}. {nearest(str(rule), rules)}")
+    _positive("scale_lr_divisor", scale_lr_divisor)
+    _at_least_zero("lr", lr)
+    _at_least_zero("weight_decay", weight_decay)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    _check(names)
+    roles = rules[rule](model)
+    for parameter in _spared(names, no_decay):
+        roles[parameter] = PLAIN if roles[parameter] == DECAYED else roles[parameter]
+    if rule == "official_shape":
+        scale_lr_divisor = max(scale_lr_divisor, 1.0)  # only a reduction acts there
+    settings = {
+        DECAYED: (_fresh(lr), weight_decay),
+        PLAIN: (_fresh(lr), 0.0),
+        SCALE: (_fresh(lr / scale_lr_divisor), 0.0),
+    }
+    groups = []
+    for name, (rate, decay) in settings.items():
+        if members := [parameter for parameter in names if roles[parameter] == name]:
+            groups.append({"name": name, "params": members, "lr": rate, "weight_decay": decay})
+    return groups
+
+
+def _check(names: dict[nn.Parameter, str]) -> None:
+    if not names:
+        raise NothingToDo("param_groups found no parameters in the model.")
+    for parameter, name in names.items():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ShapeError(f"{name} is lazy. Run one batch through the model first.")
+        if type(parameter).__name__ == "FlatParameter":
+            raise OptionError(
+                f"{name} is a FlatParameter, which FSDP has made of many. Try "
+                "use_orig_params=True, or fully_shard."
+            )
+
+
+def _spared(names: dict[nn.Parameter, str], patterns: Iterable[str]) -> list[nn.Parameter]:
+    """The parameters whose names match a pattern; each pattern must match."""
+    spared: list[nn.Parameter] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found = [p for p, name in names.items() if fnmatchcase(name, pattern)]
+        if not found:
+            raise OptionError(
+                f"no_decay={pattern!r} matches no parameter. "
+                f"{nearest(pattern.strip('*'), names.values())[:300]}"
+            )
+        spared += found
+    return spared
+
+
+def _positive(option: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise OptionError(f"param_groups expects {option} above 0, got {value!r}.")
+
+
+def _at_least_zero(option: str, value: float | Tensor) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise OptionError(f"param_groups expects {option} ≥ 0, got {value!r}.")
+
+
+def _fresh(lr: float | Tensor) -> float | Tensor:
+    """A rate of its own for each group: schedulers write into tensors."""
+    return lr.clone() if isinstance(lr, torch.Tensor) else lr

@@ -1,0 +1,48 @@
+"""recipes.ubn: unified batch normalization everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from normkit.conversion.plan import Optimizers, Plan
+from normkit.conversion.recipes.assembly import assemble, look
+from normkit.conversion.recipes.kernels import check_start, started
+
+
+def ubn(
+    model: nn.Module,
+    *,
+    tau: float = 0.15,
+    start: str = "exact",
+    where: Any = None,
+    example: Any = None,
+    optimizer: Optimizers = None,
+    **options: Any,
+) -> Plan:
+    """Every batch norm becomes UBN: in the stem, in all blocks and on their shortcuts.
+
+    Paper: Wang et al. 2024, and the authors' ResNet. ``tau`` is 0.15 for ImageNet and most of
+    CIFAR; 0.25 for ResNet-101, VGG and Inception-v4; 0.1 for ResNet-101 on CIFAR-100; 0.025 for
+    ResNet-18 on CIFAR-10. ``start="exact"`` begins as the batch norms that were there: for
+    trained models. From scratch the authors let the kernels start as "fan_out"; "torch", "dirac"
+    and "zero" are the other readings. ``options`` are those of the layer, such as ``preset``.
+
+    >>> import torchvision, normkit as nk
+    >>> plan = nk.recipes.ubn(torchvision.models.resnet18())
+    >>> plan.count(), plan.exact
+    (20, True)
+    """
+    check_start("ubn", start)
+    found = look(model, example, "ubn", "ubn")
+    return assemble(
+        model,
+        found,
+        lambda site: ("ubn", {"tau": tau, **options}),
+        title=f"ubn, tau {tau}",
+        where=where,
+        example=example,
+        optimizer=optimizer,
+        besides=lambda new: started(new, start),
+    )
