@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 import normkit
-from normkit.bench import contest, measure, report
+from normkit.bench import contest, measure, network, report
 from normkit.bench.arguments import DTYPES, parse
 from normkit.bench.records import Row, Run, Setting, Table
 
@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Setting(shape, memory, DTYPES[dtype], device)
         for shape, dtype, memory in itertools.product(options.shape, options.dtype, options.format)
     ]
-    progress = Progress(2 * len(settings) * len(options.layers))
+    networks = 3 + len(options.layers) * (2 + options.plain_networks) if options.network else 0
+    progress = Progress(2 * len(settings) * len(options.layers) + networks)
     compiler = contest.Compiler()
     rate = measure.copy_rate(device) if device.type == "cuda" else None
     if rate is not None:
@@ -66,6 +67,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress.clear()
         run.tables.append(table)
         print(f"\n{report.text(table)}", flush=True)
+    if options.network:
+        for speed in network.speeds(
+            options.layers,
+            options.network,
+            device,
+            compiled=bool(options.compile),
+            written_plainly=options.plain_networks,
+        ):
+            progress(f"ResNet-50: {speed.network}")
+            run.speeds.append(speed)
+        progress.clear()
+        print(f"\n{report.speed_text(run)}", flush=True)
     run.remarks += compiler.reasons
     for remark in run.remarks:
         print(remark)

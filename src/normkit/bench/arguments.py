@@ -26,6 +26,8 @@ examples:
       one layer on two shapes; layers chosen by name are compiled too
   python -m normkit.bench --device cuda --dtype bfloat16 --shape 128x256x56x56 --compile all
       on a GPU, which adds CUDA-graph replay, peak memory, kernels and the memory floor
+  python -m normkit.bench --device cuda --dtype bfloat16 --shape 128x64x112x112 --network 256
+      and images a second of a ResNet-50 with each of them
   python -m normkit.bench --json bench.json --markdown bench.md
       every number for a program, and the tables for a page
 
@@ -55,6 +57,13 @@ def _parser() -> argparse.ArgumentParser:
         f"those named with --layers; of all layers {', '.join(COMPILED_BY_DEFAULT)})",
     )
     add("--no-compile", action="store_const", const="none", dest="compile", help="--compile none")
+    add(
+        "--network",
+        type=_positive,
+        metavar="BATCH",
+        help="on a GPU, also train a torchvision ResNet-50 with each layer at this batch size",
+    )
+    add("--plain-networks", action="store_true", help="and with the straightforward versions")
     add("--json", type=Path, metavar="FILE", help="write every number")
     add("--markdown", type=Path, metavar="FILE", help="write the tables")
     return parser
@@ -73,6 +82,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(str(problem))
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here. Try --device cpu.")
+    if options.network and options.device != "cuda":
+        parser.error("--network: a ResNet-50 takes hours on a CPU. Try --device cuda.")
     for path in (options.json, options.markdown):  # better now than after the run
         if path is not None and not path.resolve().parent.is_dir():
             parser.error(f"{path}: there is no directory {path.parent}.")

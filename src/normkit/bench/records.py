@@ -102,12 +102,22 @@ class Table:
         return list(dict.fromkeys(name for row in self.rows for name in row.cells))
 
 
+@dataclass(frozen=True)
+class Speed:
+    """How fast a whole network trains with one normalizer. None: it did not fit in memory."""
+
+    network: str
+    images_per_second: float | None
+    peak_bytes: int | None
+
+
 @dataclass
 class Run:
     """Everything that is printed and written."""
 
     environment: dict[str, str | int | float]
     tables: list[Table] = field(default_factory=list)
+    speeds: list[Speed] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def summary(self) -> str:

@@ -22,6 +22,7 @@ from normkit.engine.launch import Launch
 
 CHANNELS = 64  # a line of memory in bfloat16
 PROGRAMS = 2048  # enough to fill a large machine
+ELEMENTS = 512  # of a tile: four a thread, for the accumulators fill the registers
 WARPS = 4
 
 
@@ -118,7 +119,8 @@ def _again(
     z = plain.affine(x, AffineMap(scale, shift, None, "none"), layout)
     y = F.conv2d(z, kernel.to(z.dtype), padding=1, groups=x.shape[1])
     if bias is not None:
-        added = bias if gates is None else gates * bias
+        kept = gates is not None and getattr(fusion, "keeps_gates", False)
+        added = gates * bias if kept else bias
         y = y + added.to(y.dtype).reshape(-1, x.shape[1], 1, 1)
     needs = (*ctx.needs_input_grad[:3], *ctx.needs_input_grad[6:])
     inputs = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
@@ -158,7 +160,7 @@ def _cut(
 @lru_cache(maxsize=4096)
 def _forward(sizes: tuple[int, ...], bias: bool, gated: bool) -> Launch:
     _, c, h, w, period, _ = sizes
-    grid, rows, tile = _cut(sizes, PROGRAMS, 1024)
+    grid, rows, tile = _cut(sizes, PROGRAMS, ELEMENTS)
     numbers = h, w, c, period, *rows
     return Launch(kernels.depthwise_kernel, grid, numbers, (bias, gated, *tile), WARPS)
 
@@ -166,7 +168,7 @@ def _forward(sizes: tuple[int, ...], bias: bool, gated: bool) -> Launch:
 @lru_cache(maxsize=4096)
 def _sums(sizes: tuple[int, ...]) -> tuple[Launch, int]:
     _, c, h, w, period, _ = sizes
-    grid, rows, tile = _cut(sizes, PROGRAMS, 512)  # fewer, for it has many accumulators
+    grid, rows, tile = _cut(sizes, PROGRAMS, ELEMENTS)
     numbers = h, w, c, period, *rows
     return Launch(kernels.depthwise_sums_kernel, grid, numbers, tile, WARPS), grid[0]
 
@@ -174,6 +176,6 @@ def _sums(sizes: tuple[int, ...]) -> tuple[Launch, int]:
 @lru_cache(maxsize=4096)
 def _gradient(sizes: tuple[int, ...]) -> Launch:
     _, c, h, w, period, _ = sizes
-    grid, rows, tile = _cut(sizes, PROGRAMS, 1024)
+    grid, rows, tile = _cut(sizes, PROGRAMS, ELEMENTS)
     numbers = h, w, c, period, *rows
     return Launch(kernels.depthwise_gradient_kernel, grid, numbers, tile, WARPS)

@@ -12,6 +12,7 @@ from normkit.core.fusion import Gate
 from normkit.core.moments import Coefficients, Moments
 from normkit.engine import triton_backend as passes
 from normkit.engine import triton_gated as kernels
+from normkit.engine.condensation import update_score
 from normkit.engine.family import ChannelLayout, Made
 from normkit.engine.launch import Launch
 
@@ -26,19 +27,7 @@ def parameters(fusion: Gate) -> tuple[Tensor | None, ...]:
 
 def made(x: Tensor, parts: passes.Parts, fusion: Gate, layout: ChannelLayout) -> Made:
     if fusion.condensation is not None and fusion.score is not None:
-        from normkit.engine.condensation import update_score
-
-        samples, decay, factor, arrivals = fusion.condensation
-        update_score(
-            x,
-            parts,
-            layout,
-            fusion.score,
-            samples=samples,
-            decay=decay,
-            factor=factor,
-            arrivals=arrivals,
-        )
+        update_score(x, parts, layout, fusion.score, fusion.condensation)
     if parts.splits > FEW:
         parts = passes.merged(x, parts, layout, sums=True)
     channels, rows = x.shape[1], layout.rows
