@@ -32,6 +32,9 @@ def speeds(
         network.compile()
         yield _speed(f"{BASELINE}, compiled", network, batch, device)
     yield _speed("nn.GroupNorm(32)", _network(lambda c: nn.GroupNorm(32, c)), batch, device)
+    standardized = _network(normkit.BN)
+    normkit.standardize(standardized)
+    yield _speed("bn, all weights by ws", standardized, batch, device)
     for name in layers:
         entry = normkit.catalog.ENTRIES[name]
         yield _speed(name, _network(entry), batch, device)
@@ -55,7 +58,8 @@ def _network(norm: Callable[[int], nn.Module]) -> nn.Module:
 def _speed(name: str, network: nn.Module, batch: int, device: torch.device) -> Speed:
     """Mixed precision, channels_last, SGD with momentum: as people train it."""
     try:
-        step = _training_step(network.to(device).to(memory_format=torch.channels_last), batch, device)
+        network = network.to(device).to(memory_format=torch.channels_last)
+        step = _training_step(network, batch, device)
         for _ in range(WARM_UP):
             step()
         torch.cuda.synchronize(device)
