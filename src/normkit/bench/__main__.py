@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 table.rows[i] = contest.row(name, setting, options.repeats, wanted)
         progress.clear()
         run.tables.append(table)
+        save(run, options)  # now: whoever stops a long run keeps what it has
         print(f"\n{report.text(table)}", flush=True)
     if options.network:
         for speed in network.speeds(
@@ -77,17 +78,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ):
             progress(f"ResNet-50: {speed.network}")
             run.speeds.append(speed)
+            save(run, options)
         progress.clear()
         print(f"\n{report.speed_text(run)}", flush=True)
     run.remarks += compiler.reasons
     for remark in run.remarks:
         print(remark)
+    save(run, options)
+    print(run.summary())
+    return 0
+
+
+def save(run: Run, options: argparse.Namespace) -> None:
     if options.json is not None:
         options.json.write_text(report.as_json(run), encoding="utf-8")
     if options.markdown is not None:
         options.markdown.write_text(report.markdown(run), encoding="utf-8")
-    print(run.summary())
-    return 0
 
 
 def check(table: Table, layers: Sequence[str], progress: Progress) -> bool:
