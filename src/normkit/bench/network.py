@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 
@@ -28,19 +29,27 @@ def speeds(
     """Measure one network after the other: cuDNN's batch norm first, as the baseline."""
     yield _speed(BASELINE, _network(nn.BatchNorm2d), batch, device)
     if compiled:
-        network = _network(nn.BatchNorm2d)
-        network.compile()
-        yield _speed(f"{BASELINE}, compiled", network, batch, device)
+        yield _speed(f"{BASELINE}, compiled", _compiled(), batch, device)
     yield _speed("nn.GroupNorm(32)", _network(lambda c: nn.GroupNorm(32, c)), batch, device)
-    standardized = _network(normkit.BN)
-    normkit.standardize(standardized)
-    yield _speed("bn, all weights by ws", standardized, batch, device)
+    yield _speed("bn, all weights by ws", _standardized(), batch, device)
     for name in layers:
         entry = normkit.catalog.ENTRIES[name]
         yield _speed(name, _network(entry), batch, device)
         yield _speed(f"{name}, fused", normkit.fuse(_network(entry)), batch, device)
         if written_plainly:
             yield _speed(f"{name}, straightforward", _network(_plainly(entry)), batch, device)
+
+
+def _compiled() -> nn.Module:
+    network = _network(nn.BatchNorm2d)
+    network.compile()
+    return network
+
+
+def _standardized() -> nn.Module:
+    network = _network(normkit.BN)
+    normkit.standardize(network)
+    return network
 
 
 def _plainly(entry: type[Normalizer]) -> Callable[[int], nn.Module]:
@@ -74,7 +83,8 @@ def _speed(name: str, network: nn.Module, batch: int, device: torch.device) -> S
     except torch.OutOfMemoryError:
         return Speed(name, None, None)
     finally:
-        del network
+        network = step = None  # type: ignore[assignment]
+        gc.collect()  # graphs refer to themselves
         torch.cuda.empty_cache()
 
 

@@ -106,4 +106,22 @@ class Channel(NamedTuple):
     rate: Tensor | None = None
 
 
-Fusion = Pool | Gate | Channel
+class Mix(NamedTuple):
+    """(x − mean) / √(var + eps), then weight and bias per channel, with mixtures of statistics.
+
+    Those of each sample and channel, of each sample, and of each channel of the batch, in shares
+    softmax(mean_weight) and softmax(var_weight); if these have two entries there is no batch part.
+    ``given`` statistics replace those of the batch. All variances are times ``unbias``.
+    """
+
+    eps: float
+    unbias: float
+    weight: Tensor | None
+    bias: Tensor | None
+    mean_weight: Tensor
+    var_weight: Tensor
+    given: tuple[Tensor, Tensor] | None = None
+    memory: Memory | None = None
+
+
+Fusion = Pool | Gate | Channel | Mix

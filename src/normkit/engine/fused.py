@@ -1,7 +1,7 @@
 """A whole layer with its coefficients in one kernel each way: the autograd function.
 
 Three launches forward (moments, coefficients, map), three backward (sums, coefficients, dx). What
-is peculiar to a family of layers stands in its family file: fused_pool, fused_gate, fused_channel.
+is peculiar to a family stands in its file: fused_pool, fused_gate, fused_channel, fused_mix.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Fusion, Gate, Pool
+from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool
 from normkit.core.moments import Moments
-from normkit.engine import fused_channel, fused_gate, fused_pool, plain
+from normkit.engine import fused_channel, fused_gate, fused_mix, fused_pool, plain
 from normkit.engine import triton_backend as passes
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.family import ChannelLayout, Family
 
-FAMILIES: dict[type, Family] = {Pool: fused_pool, Gate: fused_gate, Channel: fused_channel}
+FAMILIES: dict[type, Family] = {
+    Pool: fused_pool,
+    Gate: fused_gate,
+    Channel: fused_channel,
+    Mix: fused_mix,
+}
 
 
 def fused(

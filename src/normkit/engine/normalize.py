@@ -20,7 +20,7 @@ from torch import Tensor
 from normkit.core.fusion import Fusion
 from normkit.core.layout import Batch, Channels, Layout, is_channels_last
 from normkit.core.moments import Coefficients, Moments
-from normkit.engine import plain
+from normkit.engine import operators, plain
 from normkit.engine.backends import choose
 from normkit.engine.epilogue import AffineMap, check
 
@@ -46,7 +46,7 @@ def normalize(
     x = dense(x)
     layout = cells(x)
     if expression_wanted():
-        found = Moments(*plain.moments(x, layout), layout.count) if use_moments else None
+        found = Moments(*operators.moments(x, layout), layout.count) if use_moments else None
         tables = _tables(coefficients(found), layout)
         return plain.affine(x, AffineMap(*tables, residual, activation), layout)
     link, found, through = None, None, x
@@ -74,7 +74,8 @@ def fused(
     """
     check(x, residual, activation)
     if expression_wanted():
-        return None
+        x = dense(x)
+        return operators.fused(x, fusion, residual, activation, cells(x))
     x = dense(x)
     layout = cells(x)
     backend = choose(x, layout)
@@ -90,7 +91,7 @@ def moments(x: Tensor, cells: Callable[[Tensor], Layout] = Channels) -> Moments:
     x = dense(x)
     layout = cells(x)
     if expression_wanted():
-        return Moments(*plain.moments(x, layout), layout.count)
+        return Moments(*operators.moments(x, layout), layout.count)
     _, mean, var = _Moments.apply(x, layout, _Link())
     return Moments(mean, var, layout.count)
 

@@ -155,7 +155,9 @@ class Normalizer(Configured):
         if fusion is not None:
             done = fused(x, fusion, cells=self.cells, residual=residual, activation=activation)
             if done is not None:
-                self.after_fusion(fusion, done[1], done[2], x)
+                # a graph has remembered already, and must not wait to see what
+                if fusion.memory is None or not torch.compiler.is_compiling():
+                    self.after_fusion(fusion, done[1], done[2], x)
                 return done[0]
         return normalize(
             x,

@@ -10,6 +10,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.layout import Layout, Pixels
 from normkit.core.moments import Coefficients, Moments
+from normkit.engine.fused_pixel import fused_pixels
 from normkit.engine.normalize import moments as moments_of
 from normkit.engine.normalize import normalize
 from normkit.errors import OptionError
@@ -70,6 +71,17 @@ class PN(Normalizer):
 
     def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         weight, bias = self.weight, self.bias
+        done = fused_pixels(
+            x,
+            weight,
+            bias,
+            eps=self.eps,
+            correction=int(self.unbiased),
+            residual=residual,
+            activation=activation,
+        )
+        if done is not None:
+            return done
         if weight is None or bias is None:
             return super()._normalize(x, residual, activation)
         return normalize(

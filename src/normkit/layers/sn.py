@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fusion, Mix
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
 from normkit.core.trained import TrainedBN
@@ -103,15 +104,36 @@ class SN(BatchNormalizer):
         assert isinstance(mean, Tensor) and isinstance(var, Tensor)
         return Moments(mean, var, 1).standardizing(self.eps).then(self.weight, self.bias)
 
+    def fusion(self, x: Tensor) -> Fusion | None:
+        if type(self).mixture is not SN.mixture or torch.compiler.is_compiling():
+            return None  # a layer that mixes in another way; a graph, for which no operator mixes
+        given = memory = None
+        if self.use_bn and self.uses_batch():
+            if not self.pools_all(x):
+                return None
+            memory = self.memory(x.numel() // self.channels)
+            if memory is not None:
+                memory = memory._replace(correction=1.0)
+        elif self.use_bn:
+            assert self.running_mean is not None and self.running_var is not None
+            given = self.running_mean, self.running_var
+        positions = x.numel() // (x.shape[0] * self.channels)
+        unbias = positions / (positions - 1) if self.unbiased else 1.0
+        mixture = self.mean_weight, self.var_weight
+        return Mix(self.eps, unbias, self.weight, self.bias, *mixture, given, memory)
+
     def batch_part(self, moments: Moments) -> Moments:
         """Batch statistics; a single value is no error here, the other parts carry it."""
         if not self.uses_batch():
             return self.running()
         pooled = moments.pooled(samples=self.virtual_batch)
+        self.track(pooled)
+        return self.each_sample(pooled, moments)
+
+    def track(self, pooled: Moments) -> None:
         if self.training and self.running_mean is not None:
             mean, var = over_runs(pooled.mean, pooled), over_runs(pooled.var, pooled)
             self.remember(running_mean=mean, running_var=var)
-        return self.each_sample(pooled, moments)
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:

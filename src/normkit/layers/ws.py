@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.naming import title
+from normkit.engine.filters import standardized_filters
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.weight import WeightNormalizer, centred, constant, energy, fan_in, length
 
@@ -102,6 +103,15 @@ class WS(WeightNormalizer):
             )
         self.center, self.scale, self.rms = center, scale, rms
         self.skip_fan_in_one = skip_fan_in_one
+
+    def forward(self, weight: Tensor) -> Tensor:
+        if self.center and self.scale and not self._skips(weight):
+            self.check(weight)
+            count = fan_in(weight) - self.unbiased
+            done = standardized_filters(weight, count, self.eps, self.eps_outside)
+            if done is not None:
+                return done
+        return super().forward(weight)
 
     def normalize(self, weight: Tensor) -> Tensor:
         if self._skips(weight):
