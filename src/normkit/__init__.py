@@ -1,5 +1,16 @@
 """normkit: the normalizers of five papers as tested, fast drop-in layers for PyTorch."""
 
+from normkit.calibration import (
+    Accumulation,
+    Calibration,
+    Profiles,
+    Statistics,
+    accumulate,
+    adapt,
+    apply_statistics,
+    calibrate,
+    measure,
+)
 from normkit.catalog import make, names
 from normkit.conversion import (
     Certificate,
@@ -20,6 +31,19 @@ from normkit.conversion import (
     unfreeze,
 )
 from normkit.core.card import Card
+from normkit.diagnosis import (
+    Diagnosis,
+    Finding,
+    GapAttribution,
+    Measurements,
+    Observer,
+    attribute_gap,
+    collect,
+    diagnose,
+    disturbance_test,
+    disturbed,
+    observe,
+)
 from normkit.engine.backends import use_backend
 from normkit.errors import NonFiniteWarning, NormkitError
 from normkit.inspection import Site, Survey, select, survey
@@ -58,16 +82,29 @@ from normkit.layers.reasons import why
 __version__ = "0.1.0"
 
 __all__ = [
+    "accumulate",
+    "Accumulation",
+    "adapt",
+    "apply_statistics",
+    "attribute_gap",
     "BatchRenorm",
     "BCN",
     "BGN",
     "BN",
     "BNET",
+    "calibrate",
+    "Calibration",
     "Card",
     "Certificate",
+    "collect",
     "convert",
     "CWN",
+    "diagnose",
+    "Diagnosis",
+    "disturbance_test",
+    "disturbed",
     "DN",
+    "Finding",
     "fold",
     "fold_weights",
     "FoldPlan",
@@ -76,6 +113,7 @@ __all__ = [
     "frozen",
     "FrozenBN",
     "fuse",
+    "GapAttribution",
     "GBGN",
     "GhostBN",
     "GN",
@@ -86,16 +124,21 @@ __all__ = [
     "InputNorm",
     "LN",
     "make",
+    "measure",
+    "Measurements",
     "names",
     "NonFiniteWarning",
     "NormAct",
     "Normalizer",
     "NormkitError",
+    "observe",
+    "Observer",
     "param_groups",
     "Plan",
     "plan_conversion",
     "plan_fold",
     "PN",
+    "Profiles",
     "RBN",
     "recipes",
     "select",
@@ -104,9 +147,10 @@ __all__ = [
     "SN",
     "SSN",
     "standardize",
+    "Statistics",
     "Step",
-    "survey",
     "Survey",
+    "survey",
     "UBN",
     "unfreeze",
     "use_backend",

@@ -1,0 +1,76 @@
+"""What is remembered of a block that is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from normkit.calibration.accumulation.sharing import Shared
+from normkit.calibration.accumulation.tables import bounds_of
+from normkit.calibration.surroundings import RandomState, Surroundings
+from normkit.core.moments import Moments
+
+Forward = Any
+
+
+@dataclass
+class Call:
+    """One call of a norm in a block: the moments of all micro-batches, and the buffers after it."""
+
+    norm: Shared
+    table: Moments
+    bounds: list[tuple[int, int]]  # of the rows of each micro-batch
+    buffers: dict[str, Tensor | None]
+
+    @contextmanager
+    def buffers_of_then(self) -> Iterator[None]:
+        """The layer as it was right after the call: layers repeat themselves from there."""
+        layer = self.norm.layer
+        now = dict(layer._buffers)
+        layer._buffers.update(self.buffers)
+        try:
+            yield
+        finally:
+            layer._buffers.update(now)
+
+
+@dataclass
+class Part:
+    """One micro-batch at a block: its arguments, and all that repeating the forward needs."""
+
+    leaves: list[Any]
+    spec: TreeSpec
+    random: RandomState
+    around: Surroundings
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+
+    def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments, with other tensors in the place of the inputs."""
+        left = iter(tensors)
+        return tree_unflatten(
+            [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec
+        )
+
+
+@dataclass
+class Record:
+    """One passage of all micro-batches through a block."""
+
+    path: str
+    forward: Forward
+    calls: list[Call] = field(default_factory=list)
+    parts: dict[int, Part] = field(default_factory=dict)
+    outputs: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def log(self, norm: Shared, table: Moments, sizes: list[int]) -> None:
+        kept = {k: None if b is None else b.clone() for k, b in norm.layer._buffers.items()}
+        fixed = Moments(table.mean.detach(), table.var.detach(), table.count)
+        self.calls.append(Call(norm, fixed, bounds_of(sizes), kept))

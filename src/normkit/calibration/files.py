@@ -1,0 +1,74 @@
+"""Tensors with a description, in .safetensors files."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from normkit.errors import NormkitError, OptionError
+
+
+class MissingPackage(NormkitError, ImportError):
+    """A package that the library does without, but not what was asked for."""
+
+
+def require(package: str, extra: str, what: str) -> Any:
+    """An optional package, or an error that says how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        name = package.partition(".")[0]
+        raise MissingPackage(
+            f"{what} needs {name}, which is not installed. Try: pip install 'normkit[{extra}]'"
+        ) from error
+
+
+def write(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write a file: complete, or not at all."""
+    library = require("safetensors.torch", "lab", "A file of statistics")
+    target = _checked(path)
+    beside = target.with_name(f".{os.getpid()}.{target.name}")
+    try:
+        library.save_file(
+            {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()},
+            beside,
+            metadata=dict(metadata),
+        )
+        mask = os.umask(0)
+        os.umask(mask)
+        beside.chmod(0o666 & ~mask)  # the library leaves files that only their owner can read
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the description of a file."""
+    library = require("safetensors", "lab", "A file of statistics")
+    source = Path(path)
+    if not source.is_file():
+        raise OptionError(f"There is no file {source}.")
+    try:
+        with library.safe_open(source, "pt") as opened:
+            names = list(opened.keys())
+            return {k: opened.get_tensor(k) for k in names}, opened.metadata() or {}
+    except OSError:
+        raise
+    except Exception as error:  # its error class is not a public name in all versions
+        raise OptionError(f"{source} is no safetensors file: {error}.") from error
+
+
+def _checked(path: str | os.PathLike[str]) -> Path:
+    target = Path(path)
+    if target.suffix != ".safetensors":
+        raise OptionError(f"{target.name}: the name has to end in .safetensors.")
+    if not target.resolve().parent.is_dir():
+        raise OptionError(f"There is no directory {target.parent} for {target.name}.")
+    return target

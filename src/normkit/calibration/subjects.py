@@ -1,0 +1,77 @@
+"""Which norms of a model are calibrated, and why the others are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from torch import nn
+
+from normkit.calibration.keepers import Keeper
+from normkit.calibration.keeping import keeper_of
+from normkit.errors import NothingToDo, OptionError, ShapeError
+from normkit.inspection import Site, select, survey
+from normkit.layers.norm_act import NormAct
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """Norms to be calibrated, and the reason for each that is left alone, by path."""
+
+    keepers: tuple[Keeper, ...]
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def subjects_of(model: nn.Module, where: Any = None, frozen: bool = False) -> Subjects:
+    """The norms with running statistics that ``where`` chooses; an error if there are none."""
+    found = survey(model)
+    if not len(found):
+        raise NothingToDo(f"{type(model).__name__} has no normalization layers to calibrate.")
+    _refuse_unready(model)
+    keepers, left = [], {}
+    for site in select(found, where):
+        keeper = keeper_of(site.path, norm_of(site), site.kind) if site.tracked else None
+        reason = _reason(site, keeper, frozen)
+        if reason is None and keeper is not None:
+            keepers.append(keeper)
+        elif reason:
+            left[site.path] = reason
+    if not keepers:
+        said = "; ".join(f"{path}: {why}" for path, why in list(left.items())[:3])
+        raise NothingToDo(
+            f"{type(model).__name__} has no running statistics to calibrate"
+            f"{f' ({said})' if said else ''}. Norms such as gn or ln keep none."
+        )
+    return Subjects(tuple(keepers), left)
+
+
+def norm_of(site: Site) -> nn.Module:
+    """The norm without what NormAct adds to it."""
+    return site.module.norm if isinstance(site.module, NormAct) else site.module
+
+
+def _reason(site: Site, keeper: Keeper | None, frozen: bool) -> str | None:
+    """Why a norm is left alone; None if it is not, "" if it has nothing to calibrate."""
+    if not site.tracked:
+        return ""
+    if keeper is None:
+        return f"statistics of a kind that is not known ({site.class_name})"
+    if frozen:
+        return None
+    if site.kind == "frozen_bn" or getattr(
+        getattr(keeper.norm, "_frozen", None), "statistics", False
+    ):
+        return "frozen; frozen=True includes it"
+    return None
+
+
+def _refuse_unready(model: nn.Module) -> None:
+    tensors = list(chain(model.parameters(), model.buffers()))
+    if any(isinstance(t, nn.UninitializedParameter | nn.UninitializedBuffer) for t in tensors):
+        raise ShapeError("The model has lazy layers. Run one batch through it first.")
+    if any(t.is_meta for t in tensors):
+        raise OptionError(
+            "The model is on the meta device, which has no values. Try model.to_empty(device=...) "
+            "and load its weights."
+        )

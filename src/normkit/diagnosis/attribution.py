@@ -1,0 +1,171 @@
+"""Where the gap between train and eval mode comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor, nn
+
+from normkit.diagnosis.batches import Batch, Loss, each_batch
+from normkit.diagnosis.collecting import norms_of
+from normkit.diagnosis.gap import GapAttribution, Losses, share_out
+from normkit.diagnosis.kept import norm_in, running_of
+from normkit.diagnosis.measures import output_error
+from normkit.diagnosis.measures.shift import wide
+from normkit.diagnosis.switching import losses_of
+from normkit.diagnosis.watching import Watch
+from normkit.errors import NothingToDo, OptionError, nearest
+from normkit.inspection import Site
+
+METHODS = ("esm", "swap")
+SWAPS = ("prefix", "to_batch", "to_running")
+BATCHES = 16
+Progress = Callable[[int, int], None]  # passes that are done, of how many
+
+
+def attribute_gap(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Loss | None = None,
+    *,
+    method: str = "esm",
+    swap: str = "prefix",
+    where: Any = None,
+    max_batches: int | None = BATCHES,
+    progress: Progress | None = None,
+) -> GapAttribution:
+    """Which norms the difference between batch and running statistics enters at. Changes nothing.
+
+    The model is in eval mode, dropout off; its norms use running statistics, or those of each
+    batch as in training. ``loss(output, target)`` is the mean over a batch (it gets the batch
+    itself if that is no pair); without it, cross-entropy of (x, y).
+
+    ``method="esm"`` takes two passes over the batches: the gap is shared out by how wrong each
+    norm's running statistics are for what it gets while those below use the batch. "swap" measures
+    the loss with norms switched one by one, a pass each:
+        "prefix"      running → batch from the input upwards, each staying switched. Adds up to the
+                      whole gap; a norm is judged with all below it right.
+        "to_batch"    running → batch for one norm alone: what repairing it would win.
+        "to_running"  batch → running for one norm alone: what it spoils by itself. Norms above
+                      that use the batch may hide it.
+
+    The first ``max_batches`` are kept in memory, so that each pass sees the same.
+    """
+    for name, given, known in (("method", method, METHODS), ("swap", swap, SWAPS)):
+        if given not in known:
+            raise OptionError(f"Unknown {name} {given!r}. {nearest(str(given), known)}")
+    sites = _switchable(norms_of(model, where))
+    kept = list(each_batch(batches, model, max_batches))
+    ordered = _in_order(model, sites, kept[:1])
+    measure = _Measure(model, kept, loss, progress)
+    if method == "esm":
+        return _by_shift(measure, ordered)
+    return _by_swaps(measure, ordered, swap)
+
+
+class _Measure:
+    """The losses of all batches for a choice of norms that use batch statistics."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        loss: Loss | None,
+        progress: Progress | None,
+    ) -> None:
+        self.model, self.batches, self.loss, self.progress = model, batches, loss, progress
+        self.done, self.total = 0, 2
+
+    def __call__(self, on_batch: Sequence[Site]) -> Losses:
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+        norms = [site.module for site in on_batch]
+        found = losses_of(self.model, self.batches, norms, self.loss)
+        self.done += 1
+        if self.progress is not None and self.done == self.total:
+            self.progress(self.done, self.total)
+        return found
+
+
+def _switchable(sites: Sequence[Site]) -> list[Site]:
+    """The norms that differ between train and eval mode."""
+    found = [site for site in sites if site.tracked and site.kind != "frozen_bn"]
+    if not found:
+        raise NothingToDo(
+            "None of these norms has running statistics that training would not use, so there "
+            "is no gap for them to make. Print survey(model) to see what they are."
+        )
+    return found
+
+
+def _in_order(model: nn.Module, sites: list[Site], batches: Sequence[Batch]) -> list[Site]:
+    """The norms in the order in which they run; those that do not run are left out."""
+    order: dict[str, Site] = {}
+    with ExitStack() as stack:
+        for site in sites:
+            handle = site.module.register_forward_pre_hook(
+                lambda *_, site=site: order.setdefault(site.path, site) and None
+            )
+            stack.callback(handle.remove)
+        losses_of(model, batches, (), lambda *_: 0.0)
+    if not order:
+        raise NothingToDo("None of the norms ran on the first batch.")
+    return list(order.values())
+
+
+def _by_swaps(measure: _Measure, sites: list[Site], swap: str) -> GapAttribution:
+    total = len(sites)
+    measure.total = 1 + total if swap == "prefix" else 2 + total
+    running = measure(())
+    won: dict[str, Losses] = {}
+    if swap == "prefix":
+        before = running
+        for k, site in enumerate(sites):
+            after = measure(sites[: k + 1])
+            won[site.path] = before - after
+            before = after
+        batch = before
+    else:
+        batch = measure(sites)
+        for k, site in enumerate(sites):
+            others = sites[:k] + sites[k + 1 :]
+            won[site.path] = (
+                running - measure([site]) if swap == "to_batch" else (measure(others) - batch)
+            )
+    contributions = {path: losses.mean for path, losses in won.items()}
+    shares = share_out(contributions, (running - batch).mean)
+    return GapAttribution(batch, running, shares, contributions, "swap", swap)
+
+
+def _by_shift(measure: _Measure, sites: list[Site]) -> GapAttribution:
+    running = measure(())
+    watches = [Watch(site, None, frozenset(), 0) for site in sites]
+    with ExitStack() as stack:
+        for watch in watches:
+            handle = watch.site.module.register_forward_pre_hook(
+                lambda _, args, kwargs, watch=watch: watch.before(args, kwargs), with_kwargs=True
+            )
+            stack.callback(handle.remove)
+        batch = measure(sites)
+    errors = {watch.site.path: _error(watch) for watch in watches}
+    total = sum(errors.values())
+    shares = {path: error / total if total > 0 else 0.0 for path, error in errors.items()}
+    gap = (running - batch).mean
+    contributions = {path: share * gap for path, share in shares.items()}
+    return GapAttribution(batch, running, shares, contributions, "esm", None)
+
+
+def _error(watch: Watch) -> float:
+    """Output error of the running statistics, channels weighted by the square of their scale."""
+    running, expected = running_of(norm_in(watch.site.module)), watch.expected.total
+    if running is None or expected is None:
+        return 0.0
+    error = output_error(running, expected, watch.site.eps or 0.0)
+    error = error.nan_to_num(nan=1e6, posinf=1e6)  # not a number is as wrong as can be
+    weight = getattr(norm_in(watch.site.module), "weight", None)
+    if not isinstance(weight, Tensor) or weight.shape != error.shape:
+        return float(error.mean())
+    square = wide(weight).square()
+    return float((error * square).sum() / square.sum()) if square.sum() > 0 else 0.0

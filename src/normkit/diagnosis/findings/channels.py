@@ -1,0 +1,158 @@
+"""Channels and scales: what is dead, what explodes, what eps swallows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from normkit.diagnosis.findings.bounds import DEAD, HUGE_SCALE, LARGE_SCALE, MOSTLY, NEARLY_ALL
+from normkit.diagnosis.findings.evidence import Evidence
+from normkit.diagnosis.findings.finding import Finding, Kind, named, places
+from normkit.diagnosis.findings.known import Known
+from normkit.diagnosis.findings.layer import Layer
+
+DEAD_CHANNELS = Kind(
+    "dead-channels",
+    "Channels are dead",
+    "A channel that the activation never lets pass, or whose scale is 0, carries nothing and gets "
+    "no gradient: the network works with fewer channels, an elimination singularity.",
+    "Qiao et al. 2019 (ws-bcn), section 3.2",
+)
+EXPLODING = Kind(
+    "exploding-scale",
+    "The scale γ of a norm has exploded",
+    "Gradients below are multiplied by γ / √(variance + eps) on their way down, and a few channels "
+    "decide what follows; in half precision they overflow.",
+    "Davis & Frank 2021 (revisiting-bn), eq. 20; brevitas#388",
+)
+SWALLOWED = Kind(
+    "eps-dominates",
+    "Variances are below eps",
+    "The variance after a norm is var / (var + eps): where eps is larger than var less than half "
+    "is left, and the layer does not normalize.",
+    "Davis & Frank 2021 (revisiting-bn), eq. 24: eps is taken to be negligible",
+)
+SATURATED = Kind(
+    "saturated-gates",
+    "Gates are saturated",
+    "A gate near 0 or 1 has a fifth of its largest slope or less: it no longer learns, and near 0 "
+    "it switches its channel off.",
+    "Gao et al. 2021 (rbn), Liang et al. 2019 (iebn), Wang et al. 2024 (ubn)",
+)
+
+
+def dead(evidence: Evidence, known: Known) -> Iterator[Finding]:
+    explained = known.paths(SATURATED.name, "tiny-groups", "untrained")
+    share = {x: _dead(x) for x in evidence.layers if x.path not in explained}
+    layers = [x for x in share if share[x] > DEAD]
+    if layers:
+        worst = max(layers, key=lambda layer: share[layer])
+        yield DEAD_CHANNELS.found(
+            "serious" if share[worst] > MOSTLY else "warning",
+            [x.path for x in layers],
+            f"{share[worst]:.0%} of the channels of {named(worst.path)} are dead on all samples.",
+            worst=worst.path,
+            remedy=f"torch.nn.init.ones_({worst.code}.weight); "
+            f"torch.nn.init.zeros_({worst.code}.bias)  # and train on",
+            share=share[worst],
+            layers=len(layers),
+        )
+
+
+def _dead(layer: Layer) -> float:
+    """The share of channels that are dead with right statistics: whatever these are, γ and β
+    remain."""
+    highest = None if layer.own is None else layer.own.highest
+    scale = layer.scale
+    off = [] if highest is None else [highest <= 0]
+    if scale is not None and (highest is None or scale.shape == highest.shape):
+        off.append(scale == 0)
+    return float(torch.stack(off).any(0).double().mean()) if off else 0.0
+
+
+def exploding(evidence: Evidence, known: Known) -> Iterator[Finding]:
+    largest = {x: float(x.scale.abs().max()) for x in evidence.layers if x.scale is not None}
+    start = {x: abs(float(getattr(x.norm, "scale_init", 1.0))) or 1.0 for x in largest}
+    ratio = {x: largest[x] / max(start[x], 1.0) for x in largest}
+    layers = [x for x, value in ratio.items() if value > LARGE_SCALE or math.isnan(value)]
+    if layers:
+        worst = max(layers, key=lambda layer: ratio[layer])
+        scale = worst.scale
+        assert scale is not None
+        middle = float(scale.abs().median())
+        yield EXPLODING.found(
+            "serious" if ratio[worst] > HUGE_SCALE else "warning",
+            [x.path for x in layers],
+            f"|γ| of {named(worst.path)} goes up to {largest[worst]:.3g}; it starts at "
+            f"{start[worst]:g}, and half of the channels are below {middle:.2g}.",
+            worst=worst.path,
+            remedy=f"{worst.code}.weight.data.clamp_(-3, 3)  # and train on with a smaller "
+            "learning rate for γ: nk.param_groups(model, lr=0.1, weight_decay=1e-4)",
+            largest=largest[worst],
+            median=middle,
+            channels=int((scale.abs() > LARGE_SCALE * start[worst]).sum()),
+            layers=len(layers),
+        )
+
+
+def swallowed(evidence: Evidence, known: Known) -> Iterator[Finding]:
+    share = {x: _swallowed(x) for x in evidence.layers if x.pools or x.frozen}
+    layers = [x for x, value in share.items() if value > MOSTLY]
+    if layers:
+        worst = max(layers, key=lambda layer: share[layer])
+        var = _variance(worst)
+        assert var is not None
+        middle = float(var[var > 0].median())
+        yield SWALLOWED.found(
+            "warning",
+            [x.path for x in layers],
+            f"In {share[worst]:.0%} of the channels of {named(worst.path)} the variance is below "
+            f"its eps of {worst.site.eps:g}; half are below {middle:.2g}.",
+            worst=worst.path,
+            remedy=f"{worst.code}.eps = {middle / 100:.1g}; {evidence.calibrating}",
+            share=share[worst],
+            eps=worst.site.eps,
+            median_variance=middle,
+            layers=len(layers),
+        )
+
+
+def _variance(layer: Layer) -> Tensor | None:
+    total = None if layer.own is None else layer.own.channels.total
+    return None if total is None else total.var[0]
+
+
+def _swallowed(layer: Layer) -> float:
+    """The share of channels that vary, but less than eps; constant ones have nothing to lose."""
+    var = _variance(layer)
+    if var is None or layer.site.eps is None or not bool((var > 0).any()):
+        return 0.0
+    return float((var[var > 0] < layer.site.eps).double().mean())
+
+
+def gates(evidence: Evidence, known: Known) -> Iterator[Finding]:
+    if evidence.measured is None:
+        return
+    share = evidence.measured.by_layer("gate_saturation")
+    closed = {path: value for path, value in share.items() if value > MOSTLY}
+    if closed:
+        worst = max(closed, key=lambda path: closed[path])
+        code = next(x.code for x in evidence.layers if x.path == worst)
+        yield SATURATED.found(
+            "serious" if closed[worst] > NEARLY_ALL else "warning",
+            list(closed),
+            f"{closed[worst]:.0%} of the gates of {named(worst)} are below 0.05 or above 0.95: "
+            f"{places(list(closed))}.",
+            worst=worst,
+            remedy=f"torch.nn.init.zeros_({code}.gate_bias); "
+            f"torch.nn.init.zeros_({code}.gate_weight)  # and train on",
+            share=closed[worst],
+            layers=len(closed),
+        )
+
+
+EXAMINERS = (gates, dead, exploding, swallowed)
+KINDS = (DEAD_CHANNELS, EXPLODING, SWALLOWED, SATURATED)

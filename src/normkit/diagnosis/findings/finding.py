@@ -1,0 +1,119 @@
+"""What a diagnosis consists of: findings, each of a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from normkit.errors import OptionError, nearest
+
+SEVERITIES = ("serious", "warning", "note")
+"""From the worst: wrong results; a danger to results; worth knowing. The first two are alarms."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it should be, where, and what to do about it.
+
+    ``remedy`` is a line of Python in which ``nk`` is normkit and the other names are those of
+    ``diagnose``'s arguments: ``model``, ``loader``, ``train_loader``, ``optimizer``.
+    """
+
+    kind: str
+    severity: str
+    path: str  # the layer that is worst; "" for the model or its data as a whole
+    paths: tuple[str, ...]  # every layer concerned, in the order of the model
+    said: str  # what was found, with the numbers
+    numbers: Mapping[str, float | int | str | bool | None]
+    why: str  # why it matters
+    paper: str
+    remedy: str
+    missing: str = ""  # what else would have to be given to decide between causes
+
+    @property
+    def alarm(self) -> bool:
+        return self.severity != "note"
+
+    def to_dict(self) -> dict[str, Any]:
+        """In values that JSON can hold."""
+        return {**vars(self), "paths": list(self.paths), "numbers": dict(self.numbers)}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all findings of a kind have in common."""
+
+    name: str
+    title: str
+    why: str
+    paper: str
+    spoils: bool = False
+    """Whether it explains that the statistics of a layer do not fit the data."""
+
+    def found(
+        self,
+        severity: str,
+        paths: Sequence[str],
+        said: str,
+        *,
+        remedy: str,
+        missing: str = "",
+        worst: str | None = None,
+        **numbers: float | int | str | bool | None,
+    ) -> Finding:
+        """A finding of this kind; the first path is the worst unless another one is named."""
+        path = (paths[0] if paths else "") if worst is None else worst
+        return Finding(
+            kind=self.name,
+            severity=severity,
+            path=path,
+            paths=tuple(paths),
+            said=said,
+            numbers=numbers,
+            why=self.why,
+            paper=self.paper,
+            remedy=remedy,
+            missing=missing,
+        )
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A question that could not be answered with what was given."""
+
+    question: str
+    give: str  # the argument of diagnose that would answer it
+    kinds: tuple[str, ...] = field(default=())
+
+
+def rank_of(severity: str) -> int:
+    """0 for the worst severity; an error for a word that is none."""
+    if severity not in SEVERITIES:
+        raise OptionError(f"Unknown severity {severity!r}. {nearest(str(severity), SEVERITIES)}")
+    return SEVERITIES.index(severity)
+
+
+def plural(severity: str, count: int) -> str:
+    """1 note, 2 notes; but 2 serious."""
+    return severity if count == 1 or severity == "serious" else f"{severity}s"
+
+
+def places(paths: Sequence[str], most: int = 3) -> str:
+    """Paths in a sentence: the first few, and how many more."""
+    names = [named(path) for path in paths]
+    if len(names) <= most:
+        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
+    return f"{', '.join(names[:most])} and {len(names) - most} more"
+
+
+def named(path: str) -> str:
+    """A path in a sentence: numbers alone, as of a Sequential, say that they are a layer."""
+    if not path:
+        return "the model"
+    return path if any(map(str.isalpha, path)) else f"layer {path}"
+
+
+def listed(paths: Sequence[str]) -> str:
+    """Paths as code: 'a', or ['a', 'b']."""
+    return repr(paths[0]) if len(paths) == 1 else repr(list(paths))

@@ -1,0 +1,137 @@
+"""What a norm keeps and does, by itself."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from normkit.core.moments import Moments
+from normkit.diagnosis.kept import norm_in, running_of
+from normkit.inspection import Site
+from normkit.layers.base import Normalizer
+from normkit.layers.bcn import BCN
+from normkit.layers.norm_act import NormAct
+
+POOLING = ("bn", "sync_bn", "split_bn", "iabn", "lazy_bn")  # kinds that use batch statistics
+
+
+@dataclass(frozen=True, eq=False)
+class NormFacts:
+    """One norm, and what can be read from it without any data."""
+
+    site: Site
+
+    @property
+    def path(self) -> str:
+        return self.site.path
+
+    @cached_property
+    def norm(self) -> nn.Module:
+        return norm_in(self.site.module)
+
+    @property
+    def code(self) -> str:
+        """The norm as an expression."""
+        inner = f"{self.path}.norm" if isinstance(self.site.module, NormAct) else self.path
+        return f"model.get_submodule({inner!r})" if inner else "model"
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of its tensors in a state_dict."""
+        inner = "norm." if isinstance(self.site.module, NormAct) else ""
+        return f"{self.path}.{inner}" if self.path else inner
+
+    # ---------------------------------------------------------------- what it keeps
+
+    @cached_property
+    def kept(self) -> Moments | None:
+        """Its running statistics as mean and variance (1, K)."""
+        return running_of(self.norm)
+
+    def buffer(self, name: str) -> Tensor | None:
+        found = getattr(self.norm, name, None)
+        return found.detach() if isinstance(found, Tensor) else None
+
+    @property
+    def second(self) -> str:
+        """The name of the buffer beside the mean."""
+        return getattr(self.norm, "second_buffer", "running_var")
+
+    @cached_property
+    def count(self) -> int | None:
+        """How many batches it has counted."""
+        found = self.buffer("num_batches_tracked")
+        return None if found is None else int(found)
+
+    @cached_property
+    def at_start(self) -> bool:
+        """Whether its statistics are exactly what a new layer has."""
+        mean, second = self.buffer("running_mean"), self.buffer(self.second)
+        if mean is None or second is None:
+            return False
+        start = getattr(self.norm, "second_start", 1.0)
+        return bool((mean == 0).all() and (second == start).all())
+
+    @cached_property
+    def scale(self) -> Tensor | None:
+        """γ as one number a channel; None if it has none, or a kernel."""
+        found = getattr(self.norm, "weight", None)
+        return found.detach() if isinstance(found, Tensor) and found.dim() == 1 else None
+
+    @property
+    def affine_at_start(self) -> bool:
+        """Whether γ and β, if any, are what a new layer has: then it was never trained.
+
+        Some recipes start the last γ of a residual block at 0.
+        """
+        start = float(getattr(self.norm, "scale_init", 1.0))
+        bias, scale = getattr(self.norm, "bias", None), self.scale
+        new = scale is None or any(bool((scale == value).all()) for value in (start, 0.0))
+        return new and (not isinstance(bias, Tensor) or bool((bias == 0).all()))
+
+    # ---------------------------------------------------------------- what it does
+
+    @property
+    def momentum(self) -> float | None:
+        """The weight of a new batch; None for a plain average, or if it has no such thing."""
+        found = getattr(self.norm, "momentum", None)
+        return float(found) if isinstance(found, int | float) and not self.micro else None
+
+    @property
+    def micro(self) -> bool:
+        return isinstance(self.norm, BCN) and self.norm.micro
+
+    @property
+    def pools(self) -> bool:
+        """Whether samples share statistics in training."""
+        if isinstance(self.norm, Normalizer):
+            return self.norm.card.pools_samples and not self.micro
+        return self.site.kind in POOLING
+
+    @cached_property
+    def frozen(self) -> bool:
+        """Whether it stays on fixed statistics, in train() too."""
+        if self.site.kind == "frozen_bn":
+            return True
+        return self.site.tracked and not self.norm.training and not _starts(self.norm)
+
+    @property
+    def learns(self) -> bool:
+        """Whether training moves its statistics."""
+        return self.site.tracked and not self.frozen and self.site.kind != "in"
+
+
+def _starts(norm: nn.Module) -> bool:
+    """Whether train() puts a norm into training mode. Tried on a copy: it may remember."""
+    try:
+        return copy.deepcopy(norm).train(True).training
+    except Exception:  # a norm that cannot be copied is taken for an ordinary one
+        return True
+
+
+def finite(tensor: Tensor | None) -> bool:
+    return tensor is None or bool(torch.isfinite(tensor).all())

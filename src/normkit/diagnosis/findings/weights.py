@@ -1,0 +1,156 @@
+"""Standardized weights whose output nothing normalizes, and parameters nothing trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from normkit.diagnosis.batches import output_of, tensors_in
+from normkit.diagnosis.findings.evidence import Evidence
+from normkit.diagnosis.findings.finding import Finding, Kind, places
+from normkit.diagnosis.findings.known import Known
+from normkit.inspection import undisturbed
+from normkit.inspection.kinds import is_weighted, kind_of
+
+BARE = Kind(
+    "standardized-without-norm",
+    "Weights are standardized, but nothing normalizes what they give",
+    "Standardized weights have a fixed size: the output is about √fan-in times larger than usual, "
+    "and the layer cannot learn its scale. Of a classifier the logits are fixed in scale.",
+    "Qiao et al. 2019 (ws-bcn), section 4.1; WeightStandardization#1",
+)
+ORPHANED = Kind(
+    "untrained-parameters",
+    "Parameters of norms are not in the optimizer",
+    "They require gradients and get them, but no step changes them: most often the norms were "
+    "replaced after the optimizer was made.",
+    "lightning#18802, opacus#580",
+)
+
+
+class _Flow(TorchFunctionMode):
+    """Follows the output of standardized layers until a norm takes it, or a layer or the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.carried: Any = WeakIdKeyDictionary()  # tensor -> paths of layers it comes from
+        self.met: dict[str, str] = {}  # path -> what got its output
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        paths = self.paths_of((args, kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if paths:
+            self.carry(result, paths)
+        return result
+
+    def paths_of(self, value: Any) -> frozenset[str]:
+        found = [self.carried[t] for t in tensors_in(value) if t in self.carried]
+        return frozenset().union(*found)
+
+    def carry(self, value: Any, paths: frozenset[str]) -> None:
+        for tensor in tensors_in(value):
+            self.carried[tensor] = paths
+
+    def drop(self, value: Any) -> None:
+        for tensor in tensors_in(value):
+            self.carried.pop(tensor, None)
+
+    def meet(self, value: Any, name: str) -> None:
+        for path in self.paths_of(value):
+            self.met.setdefault(path, name)
+
+
+def bare(evidence: Evidence, known: Known) -> Iterator[Finding]:
+    """Only of kind "ws": wn, cwn and scaled_ws have a scale of their own."""
+    standardized = {w.path: w.module for w in evidence.survey.weights if w.kind == "ws"}
+    if not standardized:
+        return
+    met = _follow(evidence, standardized)
+    if not met:
+        return
+    paths = [path for path in standardized if path in met]
+    ends = [path for path in paths if met[path] == "the output"]
+    first = (ends or paths)[0]
+    layer: Any = standardized[first]
+    remedy = (
+        "torch.nn.utils.parametrize.remove_parametrizations("
+        f"model.get_submodule({first!r}), 'weight')"
+        if is_parametrized(layer, "weight")
+        else f"nk.fold_weights(model)  # and make {first} a plain layer"
+    )
+    yield BARE.found(
+        "serious" if ends else "warning",
+        paths,
+        f"The output of {places(paths)} reaches {met[first]} without a norm in between.",
+        worst=first,
+        remedy=remedy,
+        fan_in=layer.weight[0].numel(),
+        reaches=met[first],
+        layers=len(paths),
+    )
+
+
+def _follow(evidence: Evidence, standardized: dict[str, nn.Module]) -> dict[str, str]:
+    flow, handles = _Flow(), []
+    for path, module in evidence.model.named_modules():
+        if kind_of(module) is not None:
+            handles.append(module.register_forward_hook(lambda *call: flow.drop(call[-1])))
+        elif path in standardized or (is_weighted(module) and not list(module.children())):
+            handles.append(
+                module.register_forward_pre_hook(
+                    lambda _, args, kwargs, path=path: flow.meet((args, kwargs), path),
+                    with_kwargs=True,
+                )
+            )
+            own = frozenset({path}) if path in standardized else frozenset()
+
+            def after(*call: Any, own: frozenset[str] = own) -> None:
+                flow.drop(call[-1])
+                if own:
+                    flow.carry(call[-1], own)
+
+            handles.append(module.register_forward_hook(after))
+    try:
+        with undisturbed(evidence.model), flow:
+            output = output_of(evidence.model, evidence.batches[0], 0)
+            flow.meet(output, "the output")
+    finally:
+        for handle in handles:
+            handle.remove()
+    return flow.met
+
+
+def orphaned(evidence: Evidence, known: Known) -> Iterator[Finding]:
+    if evidence.optimizer is None:
+        return
+    ours = {id(p) for group in evidence.optimizer.param_groups for p in group["params"]}
+    missing = {
+        layer.path: [n for n, p in layer.site.module.named_parameters() if _is_orphan(p, ours)]
+        for layer in evidence.layers
+    }
+    missing = {path: names for path, names in missing.items() if names}
+    if missing:
+        count = sum(map(len, missing.values()))
+        yield ORPHANED.found(
+            "warning",
+            list(missing),
+            f"{count} parameter(s) of {places(list(missing))} are in no group of the optimizer.",
+            remedy="optimizer.add_param_group({'params': [p for p in model.parameters() if "
+            "p.requires_grad and all(p is not q for g in optimizer.param_groups "
+            "for q in g['params'])]})",
+            parameters=count,
+            layers=len(missing),
+        )
+
+
+def _is_orphan(parameter: Tensor, ours: set[int]) -> bool:
+    return parameter.requires_grad and id(parameter) not in ours
+
+
+EXAMINERS = (bare, orphaned)
+KINDS = (BARE, ORPHANED)

@@ -1,0 +1,126 @@
+"""One forward of a model, measured while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.core.layout import Batch, Channels
+from normkit.core.moments import Moments
+from normkit.core.running import is_recomputation
+from normkit.diagnosis.activations import AfterActivation
+from normkit.diagnosis.collecting import SAMPLES
+from normkit.diagnosis.measures import condensation
+from normkit.diagnosis.summing import numbers_of
+from normkit.diagnosis.tapping import is_of_channels, tap
+from normkit.diagnosis.watching import Watch, measurable
+from normkit.engine.normalize import dense, moments
+from normkit.inspection import Site
+from normkit.layers.base import Normalizer
+
+Number = tuple[str, str, Tensor | float]  # path, measure, value
+
+
+class Glance:
+    """Hooks on every norm from the beginning of a forward to its end."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: tuple[Site, ...],
+        wanted: frozenset[str],
+        start: Mapping[str, Tensor],
+    ) -> None:
+        self.wanted, self.start = wanted, start
+        self.watches: list[Watch] = []
+        self._first: Watch | None = None  # of the norm that ran first
+        self._ends: list[Callable[[], None]] = []
+        activations = AfterActivation(model) if wanted & {"dead", "saturated"} else None
+        try:
+            for site in sites:
+                self._watch(site, activations)
+        except BaseException:
+            self.end()
+            raise
+
+    def numbers(self) -> Iterator[Number]:
+        """What was measured; values may still be on a device."""
+        frozen = []
+        for watch in self.watches:
+            found, _ = numbers_of(watch, watch.kept, self.start)
+            for measure, value in found.items():
+                if measure in self.wanted:
+                    yield watch.site.path, measure, value
+            if "frozen" in found and "frozen" in self.wanted:
+                frozen.append(torch.as_tensor(found["frozen"]).reshape(()))
+        if frozen:
+            yield "", "frozen_share", torch.stack([f.to(frozen[0].device) for f in frozen]).mean()
+
+    def end(self) -> None:
+        """Take everything off the model."""
+        for end in reversed(self._ends):
+            end()
+        self._ends = []
+
+    def _watch(self, site: Site, activations: AfterActivation | None) -> None:
+        act: nn.Module | str | None = site.act or site.followed_by
+        if activations is not None and isinstance(act, str):
+            act = activations.modules.get(act, act)
+        # the condensation score is that of the first norm, by definition
+        watch = Watch(site, act, self.wanted - {"condensation"}, SAMPLES)
+        self.watches.append(watch)
+        heard: list[Moments] = []
+        norm = watch.norm
+        if isinstance(norm, Normalizer):
+            self._ends.append(tap(norm, heard.append))
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            heard.clear()
+            x = None if is_recomputation() else measurable(args, kwargs)
+            if x is None:
+                return
+            with torch.no_grad():
+                if self._first is None and "condensation" in self.wanted:
+                    watch.condensation = condensation(x, SAMPLES)
+                self._first = self._first or watch
+                if not isinstance(norm, Normalizer):  # it may write over its input
+                    watch.take(x, quick_table(x, site.channel_axis))
+
+        def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            x = None if is_recomputation() else measurable(args, kwargs)
+            if x is None or not isinstance(norm, Normalizer):
+                return
+            with torch.no_grad():
+                table = enough(norm, x, heard)
+                watch.take(x, quick_table(x, each=True) if table is None else table)
+
+        hooks = [
+            site.module.register_forward_pre_hook(before, with_kwargs=True),
+            site.module.register_forward_hook(after, with_kwargs=True),
+        ]
+        if activations is not None:
+            hooks += activations.listen(site, watch.after)
+        self._ends += [hook.remove for hook in hooks]
+
+
+def enough(norm: Normalizer, x: Tensor, heard: list[Moments]) -> Moments | None:
+    """The moments that a layer was heard to use, if they are of channels and tell what is asked.
+
+    Gates and centering need the moments of each sample.
+    """
+    if not heard or heard[-1].mean.shape[1] != x.shape[1] or not is_of_channels(norm, x):
+        return None
+    each = hasattr(norm, "gate_bias") or hasattr(norm, "center_weight")
+    return None if each and heard[-1].mean.shape[0] != x.shape[0] else heard[-1]
+
+
+def quick_table(x: Tensor, axis: int = 1, *, each: bool = False) -> Moments:
+    """Mean and variance of each channel in the precision of layers, tables (1, C) or (N, C).
+
+    Of each sample if that is asked for, or no slower.
+    """
+    x = dense(x if axis == 1 else x.movedim(axis, 1))
+    return moments(x, Batch.of if not each and Batch.fits(x) else Channels.of)

@@ -1,0 +1,73 @@
+"""Estimation shift: how far running statistics are from what a layer is given."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit.core.moments import Moments
+from normkit.errors import ShapeError
+
+Statistics = Moments | tuple[Tensor, Tensor]  # or a plain pair (mean, var), one entry a channel
+
+
+class ESM(NamedTuple):
+    """Estimation shift magnitude: of the means, and of the standard deviations. Scalars."""
+
+    mean: Tensor
+    std: Tensor
+
+
+def esm(running: Statistics, expected: Statistics) -> ESM:
+    """‖μ̂ − μ̃‖ and ‖σ̂ − σ̃‖ over the channels of a layer; not divided by the width, no eps.
+
+    ``running`` are the estimates a layer uses in eval mode, ``expected`` mean and variance of what
+    it is given then. Both 0 if the estimates come from an exact pass over the same data.
+
+    Paper: Huang et al. 2022 (estimation shift), section 3.
+    """
+    (mean, var), (true_mean, true_var) = _pair(running, expected)
+    shift = var.clamp(min=0).sqrt() - true_var.clamp(min=0).sqrt()
+    return ESM((mean - true_mean).norm(), shift.norm())
+
+
+def output_error(running: Statistics, expected: Statistics, eps: float = 1e-5) -> Tensor:
+    """Per channel: mean square of what wrong statistics add to the standardized output.
+
+    E[(x̂ − x̃)²] with x̂ = (x − μ̂)/√(σ̂² + eps) and x̃ = (x − μ̃)/√(σ̃² + eps), x having mean μ̃ and
+    variance σ̃². Unlike the ESM it has no unit, so layers can be compared: 1 means that the error
+    is as large as the signal.
+    """
+    (mean, var), (true_mean, true_var) = _pair(running, expected)
+    scale, true_scale = (var + eps).rsqrt(), (true_var + eps).rsqrt()
+    return true_var * (scale - true_scale).square() + ((true_mean - mean) * scale).square()
+
+
+def _pair(a: Statistics, b: Statistics) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    first, second = mean_and_var(a), mean_and_var(b)
+    if len({t.shape for t in (*first, *second)}) > 1:
+        shapes = [tuple(t.shape) for t in (*first, *second)]
+        raise ShapeError(
+            f"Statistics of one layer expected, one entry a channel each, got shapes {shapes}."
+        )
+    return first, (second[0].to(first[0].device), second[1].to(first[1].device))
+
+
+def mean_and_var(statistics: Statistics) -> tuple[Tensor, Tensor]:
+    """Mean and variance (K,) in float64; moments of several samples are pooled."""
+    if isinstance(statistics, Moments):
+        mean, var = wide(statistics.mean), wide(statistics.var)
+        if mean.shape[0] > 1:
+            pooled = Moments(mean, var, statistics.count).pooled(samples=None)
+            mean, var = pooled.mean, pooled.var
+        return mean[0], var[0]
+    mean, var = statistics
+    return wide(mean).flatten(), wide(var).flatten()
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The same in float64, or in float32 on devices that have nothing wider."""
+    narrow = tensor.device.type == "mps"
+    return tensor.detach().to(torch.float32 if narrow else torch.float64)

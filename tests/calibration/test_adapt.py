@@ -1,0 +1,162 @@
+"""adapt: new data, old statistics, and the guard against collapse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import subjects
+from normkit.calibration import adapt
+from normkit.errors import NothingToDo, OptionError
+
+
+def test_without_a_prior_it_is_adabn() -> None:
+    layer, x = nn.BatchNorm2d(3), 4 + 2 * torch.randn(30, 3, 4, 4)
+    adapt(layer, list(x.split(7)), prior=0)
+    values = x.double().movedim(1, 0).flatten(1)
+    torch.testing.assert_close(layer.running_mean.double(), values.mean(1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(layer.running_var.double(), values.var(1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("prior", [16.0, 100.0])
+def test_the_prior_counts_as_so_many_images(prior: float) -> None:
+    """As if images with the old mean and variance had been in the data."""
+    layer, x = nn.BatchNorm2d(1), 4 + 2 * torch.randn(30, 1, 4, 4)
+    with torch.no_grad():
+        layer.running_mean.fill_(-1)
+        layer.running_var.fill_(9)
+    adapt(layer, list(x.split(7)), prior=prior)
+    share = 30 / (30 + prior)
+    mean, var = x.double().mean().item(), x.double().var(correction=0).item()
+    assert layer.running_mean.item() == pytest.approx(share * mean + (1 - share) * -1, rel=1e-6)
+    # of a mixture: also how far the two means are apart
+    mixed = share * var + (1 - share) * 9 + share * (1 - share) * (mean + 1) ** 2
+    total = (30 + prior) * 16
+    assert layer.running_var.item() == pytest.approx(mixed * total / (total - 1), rel=1e-6)
+
+
+def test_a_large_prior_changes_nearly_nothing() -> None:
+    layer = nn.BatchNorm2d(1)
+    adapt(layer, 4 + torch.randn(30, 1, 4, 4), prior=1e9)
+    assert layer.running_mean.item() == pytest.approx(0, abs=1e-6)
+    assert layer.running_var.item() == pytest.approx(1, abs=1e-6)
+
+
+class Classifier(nn.Module):
+    """Three kinds of stripes, told apart by contrast-sensitive features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+        )  # fmt: skip
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+def stripes(n: int) -> tuple[Tensor, Tensor]:
+    kind = torch.arange(n) % 3
+    line = torch.tensor([1.0, -1.0]).repeat(4)
+    x = torch.randn(n, 1, 8, 8) * 0.3
+    x[kind == 1] += line[:, None]
+    x[kind == 2] += line
+    return x, kind
+
+
+@pytest.fixture(scope="module")
+def trained() -> Classifier:
+    torch.manual_seed(0)
+    model = Classifier().train()
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(60):
+        x, y = stripes(60)
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    return (subjects.output(model, x).argmax(1) == y).float().mean().item()
+
+
+def test_it_repairs_shifted_data(trained: Classifier) -> None:
+    x, y = stripes(150)
+    shifted = 0.15 * x + 3  # low contrast, too bright
+    assert accuracy(trained, x, y) > 0.95
+    assert accuracy(trained, shifted, y) < 0.7
+    done = adapt(trained, list(shifted.split(32)), prior=0)
+    assert done.kept
+    assert accuracy(trained, shifted, y) > 0.95
+    assert "adapted" in str(done)
+    done.undo()
+    assert accuracy(trained, x, y) > 0.95
+
+
+def test_blank_images_are_refused(trained: Classifier) -> None:
+    before = subjects.portrait(trained)
+    done = adapt(trained, torch.full((40, 1, 8, 8), 0.5), prior=0)
+    assert not done.kept
+    assert "hardly vary at body.1" in done.why_not
+    assert subjects.portrait(trained) == before
+    adapt(trained, torch.full((40, 1, 8, 8), 0.5), prior=0, guard=False).undo()
+    assert subjects.portrait(trained) == before
+
+
+def test_predictions_that_concentrate_are_refused() -> None:
+    """Two broken samples among three hundred: far off, so that they rule mean and variance, and
+    with their statistics all others are one class."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3, bias=False))
+    with torch.no_grad():
+        model[1].weight.copy_(80 * torch.eye(3))
+    x = torch.cat([torch.eye(3).repeat(100, 1), 1000 * torch.tensor([[-1.0, 1.0, 1.0]] * 2)])
+    before = subjects.portrait(model)
+    done = adapt(model, list(x.split(50)), prior=0)
+    assert not done.kept
+    assert "predictions have collapsed: 3.0 classes in effect before, 1." in done.why_not
+    assert "collapsed" in str(done)
+    assert subjects.portrait(model) == before
+    adapt(model, list(x.split(50)), prior=0, guard=False)
+    assert (subjects.output(model, x[:300]).argmax(1) == 0).all()  # the guard was right
+
+
+def test_the_collapse_of_predictions_is_measured_by_the_classes_in_effect() -> None:
+    from normkit.calibration.guard import Variety, lost_variety
+
+    assert lost_variety(Variety(10.0), Variety(5.1)) is None
+    assert "10.0 classes" in (lost_variety(Variety(10.0), Variety(4.9)) or "")
+    assert lost_variety(Variety(None), Variety(4.9)) is None
+    assert "not finite" in (lost_variety(Variety(3.0), Variety(float("nan"))) or "")
+
+
+def test_a_metric_decides_where_the_guard_cannot(trained: Classifier) -> None:
+    """All data of one class: adaptation takes away what tells the class, and nothing collapses."""
+    x, y = stripes(150)
+    one = x[y == 1]
+    before = subjects.portrait(trained)
+    done = adapt(trained, one, prior=0, metric=lambda model: accuracy(model, x, y))
+    assert done.metric is not None
+    assert done.metric[1] < done.metric[0]
+    assert not done.kept
+    assert subjects.portrait(trained) == before
+
+
+@pytest.mark.parametrize("prior", [-1.0, float("nan"), float("inf")])
+def test_a_prior_is_a_number_of_images(prior: float) -> None:
+    with pytest.raises(OptionError, match="prior"):
+        adapt(nn.BatchNorm1d(2), torch.randn(8, 2), prior=prior)
+
+
+@pytest.mark.parametrize("batches", [[], iter(())])
+def test_no_batches(batches: Any) -> None:
+    layer = nn.BatchNorm1d(2)
+    with pytest.raises(NothingToDo):
+        adapt(layer, batches)
+    assert layer.running_mean.abs().max() == 0

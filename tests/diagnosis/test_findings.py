@@ -1,0 +1,440 @@
+"""The rules behind findings: bounds that follow from theory, and what each examiner looks at."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normkit as nk
+from normkit.diagnosis.batches import NO_TARGET, Batch, read_batch
+from normkit.diagnosis.diagnose import diagnose
+from normkit.diagnosis.findings import KINDS, SEVERITIES, bounds, examine, gather
+from normkit.diagnosis.findings.data import chance_of, data_of
+from normkit.diagnosis.findings.evidence import Gap
+from normkit.diagnosis.findings.finding import listed, named, places, rank_of
+from normkit.diagnosis.findings.inputs import common_factor
+from normkit.diagnosis.findings.known import Known
+from normkit.diagnosis.findings.layer import Layer
+from normkit.diagnosis.findings.mixing import halved, mixed
+from normkit.diagnosis.measures import output_error
+from normkit.errors import OptionError
+from normkit.layers import UBN
+
+
+def kinds(model: nn.Module, loader: Any, **more: Any) -> dict[str, str]:
+    """The severity of each kind that was found."""
+    return {f.kind: f.severity for f in diagnose(model, loader, attribution=None, **more)}
+
+
+def trained(
+    norm: nn.Module | None = None, batches: int = 60, scale: float = 3.0
+) -> tuple[nn.Sequential, list[Tensor]]:
+    """A network whose norm knows its data, with an affine map that has been trained."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), norm or nn.BatchNorm2d(8), nn.ReLU())
+    data = [scale * torch.randn(32, 3, 6, 6) + 1 for _ in range(6)]
+    with torch.no_grad():
+        for k in range(batches):
+            model(data[k % len(data)])
+        if isinstance(model[1].weight, Tensor) and model[1].weight.dim() == 1:
+            model[1].weight.mul_(1.1)
+    return model.eval(), data
+
+
+# ---------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize("n", [20, 100])
+def test_the_error_of_n_values_is_what_theory_says(n: int) -> None:
+    samples = torch.randn(4000, n, dtype=torch.float64)
+    found = samples.mean(1), samples.var(1, correction=0)
+    zeros = torch.zeros(4000, dtype=torch.float64)
+    error = bounds.average_error(output_error(found, (zeros, zeros + 1), eps=0))
+    # √(1.5 / n) to first order; the next term is of order 1/n, its factor below 5
+    assert error == pytest.approx(bounds.sampling_error(n), rel=5 / n)
+
+
+def test_error_one_means_as_strong_as_the_signal() -> None:
+    """Statistics that are off by one standard deviation add noise of the size of x̂."""
+    x = torch.randn(100_000, dtype=torch.float64)
+    shifted = output_error(
+        (torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)),
+        (x.mean()[None], x.var(correction=0)[None]),
+        eps=0,
+    )
+    assert math.sqrt(float(shifted)) == pytest.approx(bounds.WRONG, abs=0.02)
+
+
+def test_a_running_average_of_momentum_m_is_worth_so_many_batches() -> None:
+    steps, m = 400, 0.1
+    average = torch.zeros(20_000)
+    for _ in range(steps):
+        average.lerp_(torch.randn(20_000), m)
+    # the variance of the average of k independent batches of variance 1 is 1/k
+    assert 1 / float(average.var()) == pytest.approx(bounds.averaged_batches(m), rel=0.05)
+    assert bounds.averaged_batches(1.0) == 1
+    assert bounds.averaged_batches(0.0) == math.inf
+
+
+@pytest.mark.parametrize("batch", [8, 64])
+def test_independent_values_are_counted(batch: int) -> None:
+    """With independent samples of one position there are as many values as samples."""
+    data = [torch.randn(batch, 64) for _ in range(64)]
+    evidence = gather(
+        nn.Sequential(nn.BatchNorm1d(64)), data[:2], train_loader=data, max_batches=64
+    )
+    (layer,) = evidence.layers
+    assert layer.trained is not None
+    assert layer.values(layer.trained) == pytest.approx(batch, rel=0.15)
+
+
+def test_positions_that_repeat_each_other_do_not_count() -> None:
+    data = [torch.randn(16, 32, 1, 1).expand(16, 32, 8, 8) for _ in range(64)]
+    evidence = gather(
+        nn.Sequential(nn.BatchNorm2d(32)), data[:2], train_loader=data, max_batches=64
+    )
+    (layer,) = evidence.layers
+    assert layer.trained is not None
+    assert layer.values(layer.trained) == pytest.approx(16, rel=0.2)
+
+
+# ---------------------------------------------------------------- words
+
+
+def test_severities_are_ranked() -> None:
+    assert [rank_of(severity) for severity in SEVERITIES] == [0, 1, 2]
+    with pytest.raises(OptionError, match="Did you mean 'serious'"):
+        rank_of("serios")
+
+
+def test_paths_in_sentences() -> None:
+    assert places(["a.bn"]) == "a.bn"
+    assert places(["1", "b"]) == "layer 1 and b"
+    assert places(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    assert (named(""), named("3.0"), named("x1")) == ("the model", "layer 3.0", "x1")
+    assert (listed(["a"]), listed(["a", "b"])) == ("'a'", "['a', 'b']")
+
+
+def test_kinds_explain_themselves() -> None:
+    for name, kind in KINDS.items():
+        assert kind.name == name
+        assert name == name.lower()
+        assert kind.why.endswith((".", ":"))
+        assert kind.title[0].isupper()
+        assert kind.paper or name == "untrained"
+
+
+def test_known_remembers_what_is_spoiled() -> None:
+    known = Known()
+    known.add(KINDS["stale-statistics"].found("warning", ["a", "b"], "", remedy=""), True)
+    known.add(KINDS["tiny-batch"].found("note", ["c"], "", remedy=""), False)
+    assert known.spoiled == {"a", "b"}
+    assert known.paths("tiny-batch", "dead-channels") == {"c"}
+    assert known.alarm
+
+
+def test_findings_are_ranked_and_causes_come_first() -> None:
+    model, data = trained()
+    model[1].running_mean[0] = math.nan  # also makes the output of eval mode NaN
+    with torch.no_grad():
+        model[1].weight[0] = 20.0
+    found = examine(gather(model, data))
+    assert [f.severity for f in found] == sorted((f.severity for f in found), key=rank_of)
+    assert [f.kind for f in found][:2] == ["poisoned-statistics", "exploding-scale"]
+    assert "output-not-finite" not in [f.kind for f in found]
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_a_gap_needs_more_than_chance() -> None:
+    assert Gap(eval=1.2, batch=1.0, error=0.05, pairs=400).sure
+    assert not Gap(eval=1.1, batch=1.0, error=0.05, pairs=400).sure
+    assert not Gap(eval=1.2, batch=1.0, error=0.05, pairs=5).sure  # Student, not Gauss
+    assert Gap(eval=math.nan, batch=1.0, error=math.nan, pairs=5).sure
+    assert not Gap(eval=2.0, batch=1.0, error=math.inf, pairs=1).sure
+
+
+def test_statistics_are_serious_if_the_loss_doubles() -> None:
+    model, data = trained()
+    evidence = gather(model, [(x, torch.zeros(32, 6, 6, dtype=torch.long)) for x in data])
+    (layer,) = evidence.layers
+    assert not layer.wrong
+    assert evidence.severity([layer]) == "warning"
+    evidence.__dict__["gap"] = Gap(2.1, 1.0, 0.01, 400)
+    assert evidence.severity([layer]) == "serious"
+    evidence.__dict__["gap"] = Gap(1.9, 1.0, 0.01, 400)
+    assert evidence.severity([layer]) == "warning"
+
+
+def test_calibration_is_not_advised_where_weights_fit_old_statistics() -> None:
+    model, data = trained()
+    evidence = gather(model, data)
+    assert evidence.repairing == "nk.calibrate(model, loader)"
+    evidence.__dict__["gap"] = Gap(1.0, 2.0, 0.01, 400)
+    assert "calibrate" not in evidence.repairing
+
+
+# ---------------------------------------------------------------- statistics
+
+
+def test_a_trained_norm_is_fine() -> None:
+    model, data = trained()
+    assert kinds(model, data, train_loader=data) == {}
+
+
+@pytest.mark.parametrize(
+    ("shift", "expected"),
+    [(0.3, None), (0.7, "warning"), (1.3, "serious")],
+)
+def test_statistics_are_judged_by_their_size(shift: float, expected: str | None) -> None:
+    model, data = trained()
+    norm = model[1]
+    norm.running_mean += shift * norm.running_var.sqrt()
+    assert kinds(model, data, train_loader=data).get("stale-statistics") == expected
+
+
+def test_a_small_sample_proves_nothing() -> None:
+    """Of two samples of one value each, statistics can be off by any amount."""
+    model = nn.Sequential(nn.BatchNorm1d(4)).eval()
+    model[0].num_batches_tracked += 100
+    model[0].running_mean += 0.01  # not at its start
+    assert "estimation-shift" not in kinds(model, [torch.randn(2, 4) + 1])
+
+
+def test_without_training_data_the_cause_stays_open() -> None:
+    model, data = trained()
+    model[1].running_mean += 2 * model[1].running_var.sqrt()
+    (finding,) = [f for f in diagnose(model, data) if f.kind == "estimation-shift"]
+    assert "train_loader" in finding.missing
+
+
+def test_two_features_of_input_scaling() -> None:
+    known = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert common_factor(known, 16 * known) == pytest.approx(16)
+    assert common_factor(known, known / 255) == pytest.approx(1 / 255)
+    assert common_factor(known, 1.5 * known) is None  # less than a factor of two
+    assert common_factor(known, known * torch.tensor([1.0, 9.0, 3.0, 27.0])) is None
+    assert common_factor(torch.zeros(3), torch.ones(3)) is None
+
+
+def test_a_scale_is_found_in_a_network_without_running_statistics() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nk.GN(8, groups=2))
+    data = [torch.rand(16, 3, 6, 6) for _ in range(3)]
+    found = kinds(model, [x * 255 for x in data], train_loader=data)
+    assert found["wrong-input-scaling"] == "serious"
+
+
+def test_lost_statistics_ask_for_losses() -> None:
+    model, data = trained()
+    model[1].reset_running_stats()
+    (finding,) = [f for f in diagnose(model, data) if f.kind == "lost-statistics"]
+    assert "loss=" in finding.missing
+
+
+def test_zero_started_scales_do_not_hide_an_untrained_model() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8))
+    nn.init.zeros_(model[3].weight)
+    found = kinds(model, [torch.randn(8, 3, 4, 4)])
+    assert found["untrained"] == "note"
+    assert set(found.values()) == {"note"}
+
+
+def test_statistics_that_fit_need_no_history() -> None:
+    """A calibrated norm has counted one batch, but its statistics are right."""
+    model, data = trained()
+    model[1].num_batches_tracked.fill_(3)
+    assert "unripe-statistics" not in kinds(model, data)
+    model[1].running_mean += 0.3 * model[1].running_var.sqrt()
+    assert kinds(model, data)["unripe-statistics"] == "serious"
+
+
+def test_a_frozen_norm_may_differ_from_the_data() -> None:
+    model, data = trained()
+    model[1].running_mean += 2 * model[1].running_var.sqrt()
+    model[1] = nk.FrozenBN.from_batch_norm(model[1])
+    assert kinds(model, data, train_loader=data) == {}
+
+
+def test_a_ubn_that_has_frozen_on_good_statistics_is_fine() -> None:
+    model, data = trained(UBN(8, tau=-2.0))
+    model[1].tau = 2.0
+    assert kinds(model, data, train_loader=data) == {}
+
+
+# ---------------------------------------------------------------- counting
+
+
+def test_counters_are_compared_with_steps() -> None:
+    model, data = trained(batches=60)
+    assert kinds(model, data, steps=60) == {}
+    assert kinds(model, data, steps=30) == {"double-update": "warning"}
+    assert kinds(model, data, steps=20) == {"double-update": "warning"}  # three times each
+    assert kinds(model, data, steps=50) == {"extra-updates": "warning"}
+    assert kinds(model, data, steps=90) == {"missed-updates": "note"}  # the statistics fit
+
+
+def test_a_part_that_is_checkpointed_shows_without_steps() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    data = [torch.randn(64, 4) for _ in range(5)]
+    for x in data * 20:
+        model(x)
+    model[1].num_batches_tracked *= 2
+    assert kinds(model.eval(), data) == {"double-update": "warning"}
+
+
+def test_a_norm_that_is_called_twice_may_count_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(self.norm(self.norm(x)))
+
+    model, data = Twice(), [torch.randn(64, 4) for _ in range(5)]
+    for x in data * 20:
+        model(x)
+    assert model.norm.num_batches_tracked == 2 * model.other.num_batches_tracked
+    assert kinds(model.eval(), data, steps=100) == {}
+
+
+# ---------------------------------------------------------------- data
+
+
+def batches_of(*tensors: Tensor) -> list[Batch]:
+    return [read_batch(x) for x in tensors]
+
+
+def test_random_batches_vary_by_chance() -> None:
+    x = torch.randn(32 * 16, 3, 4, 4) + torch.randn(32 * 16, 1, 1, 1)
+    found = data_of(batches_of(*x.split(32)), None, True)
+    assert found.compared == 16
+    assert abs(found.between - 1) < 3 * chance_of(16)
+    ordered = x[x.flatten(1).mean(1).argsort()]
+    assert data_of(batches_of(*ordered.split(32)), None, True).between > 1 + 5 * chance_of(16)
+
+
+def test_few_batches_are_not_compared() -> None:
+    assert math.isnan(data_of(batches_of(*torch.randn(3, 8, 2)), None, True).between)
+
+
+def test_the_last_batch_is_known_without_reading_all() -> None:
+    loader = torch.utils.data.DataLoader(torch.randn(33, 3), batch_size=4)
+    found = data_of(batches_of(torch.randn(4, 3)), loader, False)
+    assert (found.batch_size, found.last_size, found.samples) == (4, 1, 33)
+    loader = torch.utils.data.DataLoader(torch.randn(33, 3), batch_size=4, drop_last=True)
+    assert data_of(batches_of(torch.randn(4, 3)), loader, False).last_size == 4
+    assert data_of(batches_of(torch.randn(4, 3)), None, False).last_size is None
+    assert data_of(batches_of(torch.randn(4, 3), torch.randn(1, 3)), None, True).last_size == 1
+
+
+def test_a_last_batch_of_one_is_told_by_what_it_does() -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(65, 3, 4, 4))
+    loader = torch.utils.data.DataLoader(data, batch_size=32)
+    maps = nn.Sequential(nn.BatchNorm2d(3))
+    flat = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(3))
+    assert kinds(maps, loader, train_loader=loader)["last-batch-of-one"] == "warning"
+    assert kinds(flat, loader, train_loader=loader)["last-batch-of-one"] == "serious"
+    group = nn.Sequential(nk.GN(3, groups=1))
+    assert kinds(group, loader, train_loader=loader) == {}
+
+
+def test_mixing_keeps_all_samples_and_their_targets() -> None:
+    x = torch.arange(50.0)[:, None]
+    given = [Batch(part, part[:, 0].long()) for part in x.split(8)]
+    found = mixed(given)
+    joined = torch.cat([batch.inputs for batch in found])
+    assert sorted(joined.flatten().tolist()) == list(range(50))
+    assert all(torch.equal(b.inputs[:, 0].long(), b.target) for b in found)
+    assert [batch.size for batch in found] == [50]  # small ones become one of at least 32
+    many = mixed([Batch(part, NO_TARGET) for part in torch.arange(256.0).split(64)])
+    assert [batch.size for batch in many] == [64] * 4
+    assert all(batch.inputs.min() < 64 and batch.inputs.max() >= 192 for batch in many)
+
+
+def test_what_cannot_be_taken_apart_is_left_as_it_is() -> None:
+    boxes = [Batch(torch.randn(2, 3), [{"box": torch.randn(5, 4)}]) for _ in range(2)]
+    assert mixed(boxes) == boxes
+    sizes = [Batch(torch.randn(2, 3, 8, 8), NO_TARGET), Batch(torch.randn(2, 3, 9, 9), NO_TARGET)]
+    assert mixed(sizes) == sizes
+    assert halved({"x": torch.arange(5)}, 5)["x"].tolist() == [0, 1]
+    assert halved(torch.arange(1), 1) is None
+
+
+# ---------------------------------------------------------------- layers
+
+
+def test_freezing_is_told_by_what_train_does() -> None:
+    plain = Layer(next(iter(nk_survey(nn.Sequential(nn.BatchNorm2d(3).eval())))))
+    assert not plain.frozen
+
+    class Stubborn(nn.BatchNorm2d):
+        def train(self, mode: bool = True) -> Any:
+            return super().train(False)
+
+    held = Layer(next(iter(nk_survey(nn.Sequential(Stubborn(3).eval())))))
+    assert held.frozen
+    assert not held.learns
+
+
+def nk_survey(model: nn.Module) -> Any:
+    from normkit.inspection import survey
+
+    return survey(model)
+
+
+def test_groups_of_any_norm_are_counted() -> None:
+    x = torch.randn(8, 6)
+    for norm, erases in (
+        (nn.GroupNorm(6, 6), "serious"),
+        (nn.GroupNorm(3, 6), "warning"),
+        (nn.GroupNorm(2, 6), None),
+        (nn.LayerNorm(6), None),
+        (nk.GN(6, groups=3), "warning"),
+    ):
+        assert kinds(nn.Sequential(nn.Linear(6, 6), norm), [x]).get("tiny-groups") == erases
+
+
+def test_the_codes_of_remedies_reach_inside_a_norm_act() -> None:
+    model = nn.Sequential(nk.NormAct(nk.BN(4), "relu"))
+    with torch.no_grad():
+        model[0].norm.weight[0] = 500
+    (finding,) = [f for f in diagnose(model, [torch.randn(8, 4)]) if f.kind == "exploding-scale"]
+    exec(finding.remedy, {"model": model})
+    assert model[0].norm.weight.max() == 3
+
+
+@pytest.mark.parametrize("bias", [8.0, -8.0])
+def test_gates_saturate_at_both_ends(bias: float) -> None:
+    model, data = trained(nk.RBN(8))
+    assert "saturated-gates" not in kinds(model, data)
+    with torch.no_grad():
+        model[1].gate_bias.fill_(bias)
+    assert kinds(model, data)["saturated-gates"] == "serious"
+
+
+def test_standardized_weights_before_a_sum_are_fine() -> None:
+    """In a network with norms first, what a convolution gives is added, then normalized."""
+
+    class PreAct(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nk.WS.attach(nn.Conv2d(3, 8, 1))
+            self.norm, self.conv = nk.GN(8), nk.WS.attach(nn.Conv2d(8, 8, 1))
+            self.last, self.head = nk.GN(8), nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            x = x + self.conv(torch.relu(self.norm(x)))
+            return self.head(torch.relu(self.last(x)))
+
+    model, data = PreAct(), [torch.randn(8, 3, 4, 4)]
+    assert "standardized-without-norm" not in kinds(model, data)
+    model.last = nn.Identity()
+    assert kinds(model, data)["standardized-without-norm"] == "warning"
+    nk.WS.attach(model.head)
+    assert kinds(model, data)["standardized-without-norm"] == "serious"

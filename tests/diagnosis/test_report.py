@@ -1,0 +1,314 @@
+"""The page and the JSON: complete, strict, offline, and nothing a user gives becomes markup."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from normkit.diagnosis.diagnose import diagnose
+from normkit.diagnosis.diagnosis import Diagnosis, LayerNumbers
+from normkit.diagnosis.findings import KINDS, Undecided
+from normkit.diagnosis.gap import GapAttribution, Losses
+from normkit.diagnosis.report import page
+from normkit.diagnosis.report.bars import MEASURES, Measure, bars
+from normkit.diagnosis.report.charts import Series, heat_map, lines
+from normkit.diagnosis.report.style import CSS
+from normkit.diagnosis.report.text import number, percent
+
+EVIL = "\"><script>alert(1)</script><img src=x onerror='y'>&amp;"
+VOID = {"meta", "path", "rect", "circle", "br", "img", "link"}
+
+
+class Reader(HTMLParser):
+    """Collects tags and attributes; an error for tags that do not match."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in ("meta", "img", "br", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def finding(**more: Any) -> Any:
+    given = {"remedy": "nk.calibrate(model, loader)", "share": 0.5, **more}
+    return KINDS["stale-statistics"].found("serious", ["a", "b"], "Two norms are off.", **given)
+
+
+def gap(shares: dict[str, float], eval_loss: float = 2.0) -> GapAttribution:
+    sizes = (4, 4)
+    return GapAttribution(
+        Losses((1.0, 1.0), sizes), Losses((eval_loss, eval_loss), sizes), shares, shares, "esm"
+    )
+
+
+def layers(count: int, **numbers: float) -> tuple[LayerNumbers, ...]:
+    return tuple(LayerNumbers(f"layer{k}.bn", "bn", "", 8, dict(numbers)) for k in range(count))
+
+
+def full() -> Diagnosis:
+    """Everything that a page can show."""
+    numbers = dict.fromkeys(MEASURES, 0.2) | {"esm_mean": 1.0, "esm_std": 2.0}
+    return Diagnosis(
+        "Net",
+        (finding(missing="Give train_loader=."),),
+        (Undecided("Whether it is old.", "train_loader="),),
+        layers(5, **numbers),
+        {"layer0.bn": [[1.0, -0.5], [-0.5, 1.0]], "layer3.bn": [[1.0, 0.9], [0.9, 1.0]]},
+        gap({"layer0.bn": 0.8, "layer1.bn": 0.2}),
+        {"samples": 8, "batches": 2, "kinds": {"bn": 5}, "loss_eval": 2.0, "loss_batch": 1.0},
+    )
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_the_page_has_all_parts() -> None:
+    text = read(page(full())).text
+    for part in (
+        "Diagnosis of Net",
+        "1 serious",
+        "Running statistics do not fit the training data",
+        "nk.calibrate(model, loader)",
+        "Give train_loader=.",
+        "Not decided",
+        "Estimation shift over depth",
+        "Where the gap enters",
+        "Feature condensation",
+        "All norms, measure by measure",
+    ):
+        assert part in text
+    for measure in MEASURES.values():
+        assert measure.title in text
+
+
+def test_the_page_loads_nothing_and_runs_nothing() -> None:
+    text = page(full())
+    reader = read(text)
+    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(reader.tags)
+    names = {name for _, name, _ in reader.attributes}
+    assert not {"src", "href", "srcset", "action"} & names
+    assert not [name for name in names if name.startswith("on")]
+    assert "url(" not in text
+    assert "@import" not in text
+    assert not re.search(r"https?:", text)
+
+
+def test_whatever_a_user_gives_is_escaped() -> None:
+    evil = KINDS["stale-statistics"].found(
+        "serious", [EVIL, "b"], EVIL, remedy=EVIL, missing=EVIL, word=EVIL, **{EVIL: 1.0}
+    )
+    numbers = {**dict.fromkeys(MEASURES, 0.5), "esm_mean": 1.0, "esm_std": math.inf, EVIL: 1.0}
+    found = Diagnosis(
+        EVIL,
+        (evil,),
+        (Undecided(EVIL, EVIL),),
+        (LayerNumbers(EVIL, EVIL, EVIL, 8, numbers),),
+        {EVIL: [[1.0]]},
+        gap({EVIL: 1.0}),
+        {"kinds": {EVIL: 1}, "torch": EVIL, "samples": 1, "batches": 1},
+    )
+    text = page(found)
+    reader = read(text)
+    assert "script" not in reader.tags
+    assert "img" not in reader.tags
+    assert not [name for _, name, _ in reader.attributes if name.startswith("on")]
+    assert "<script" not in text
+    assert EVIL in reader.text  # it is there, as text
+
+
+def test_names_of_modules_reach_the_page_escaped() -> None:
+    model = nn.Sequential()
+    model.add_module("<b>bold</b>", nn.BatchNorm1d(4))
+    found = diagnose(model, [torch.randn(16, 4)])
+    text = found.to_html()
+    assert "<b>" not in text
+    assert "&lt;b&gt;bold&lt;/b&gt;" in text
+    assert json.loads(found.to_json())["layers"][0]["path"] == "<b>bold</b>"
+
+
+def test_light_dark_paper_and_phones() -> None:
+    text = page(full())
+    assert 'content="width=device-width, initial-scale=1"' in text
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+    used = set(re.findall(r"var\((--[\w]+)\)", CSS)) - {"--tone"}
+    for block in re.findall(r":root \{(.*?)\}", CSS, flags=re.DOTALL):
+        assert used <= set(re.findall(r"(--\w+):", block))  # every colour in every scheme
+
+
+def test_charts_scale_with_the_page() -> None:
+    for tag, name, value in read(page(full())).attributes:
+        if tag == "svg" and name in ("width", "height"):
+            pytest.fail(f"a chart has a fixed {name} of {value}")
+
+
+def test_a_page_without_anything_to_show() -> None:
+    text = read(page(Diagnosis("Net", ()))).text
+    assert "Nothing was found." in text
+    assert "no alarm" in text
+    assert "Estimation shift over depth" not in text
+
+
+def test_many_layers() -> None:
+    found = Diagnosis("Net", (), (), layers(300, error=0.5, error_in_eval=2.0, dead=0.1))
+    text = page(found)
+    assert read(text).text.count("layer299.bn") >= 3
+    assert len(text) < 1_000_000
+
+
+def test_files_are_written(tmp_path: Path) -> None:
+    found = full()
+    assert (tmp_path / "a.html", found.to_html(tmp_path / "a.html"))[0].read_text("utf-8") == page(
+        found
+    )
+    found.to_json(str(tmp_path / "a.json"))
+    assert json.loads((tmp_path / "a.json").read_text("utf-8")) == found.to_dict()
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def refuse(word: str) -> None:
+    raise AssertionError(f"{word} is not JSON")
+
+
+def test_json_is_strict() -> None:
+    numbers = {"error": math.nan, "dead": math.inf}
+    found = Diagnosis(
+        "Net", (finding(share=math.nan),), (), layers(1, **numbers), {}, gap({"a": 1.0}, math.inf)
+    )
+    read_back = json.loads(found.to_json(), parse_constant=refuse)
+    assert read_back["findings"][0]["numbers"]["share"] is None
+    assert read_back["layers"][0]["numbers"] == {"error": None, "dead": None}
+    assert read_back["gap"]["eval_loss"] is None
+
+
+def test_json_has_everything() -> None:
+    read_back = json.loads(full().to_json())
+    assert read_back["healthy"] is False
+    assert read_back["worst"] == "serious"
+    (found,) = read_back["findings"]
+    wanted = {"kind", "severity", "path", "paths", "said", "numbers", "why", "paper", "remedy"}
+    assert wanted <= set(found)
+    assert found["paths"] == ["a", "b"]
+    assert len(read_back["layers"]) == 5
+    assert read_back["gap"]["shares"] == {"layer0.bn": 0.8, "layer1.bn": 0.2}
+    assert read_back["undecided"][0]["give"] == "train_loader="
+
+
+def test_a_real_diagnosis_survives_both_forms() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))
+    model[1].running_var[0] = math.nan
+    found = diagnose(model, [torch.randn(8, 1, 6, 6)])
+    read(found.to_html())
+    assert json.loads(found.to_json(), parse_constant=refuse)["worst"] == "serious"
+
+
+# ---------------------------------------------------------------- charts
+
+
+def test_lines_lie_where_their_values_are() -> None:
+    svg = lines([Series("s", [0.0, 5.0, 10.0])], ["a", "b", "c"], label="l")
+    dots = re.findall(r'<circle class="dot-one" cx="([\d.]+)" cy="([\d.]+)"', svg)
+    x, y = zip(*((float(a), float(b)) for a, b in dots), strict=True)
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.11)  # rounded to a tenth
+    assert y[0] - y[1] == pytest.approx(y[1] - y[2], abs=0.11)
+    assert y[0] > y[2]  # up is more
+
+
+def test_a_logarithmic_axis_has_decades_of_equal_height() -> None:
+    svg = lines([Series("s", [0.1, 1.0, 10.0])], ["a", "b", "c"], label="l", logarithmic=True)
+    y = [float(v) for v in re.findall(r'cy="([\d.]+)"', svg)]
+    assert y[0] - y[1] == pytest.approx(y[1] - y[2], abs=0.11)
+
+
+def test_missing_and_infinite_values() -> None:
+    svg = lines([Series("s", [1.0, None, math.inf, math.nan, 2.0])], list("abcde"), label="l")
+    assert svg.count("<circle") == 2
+    assert svg.count("l8 8m0 -8l-8 8") == 2  # crosses
+    assert "nan" not in svg.replace("NaN", "")
+    assert read(svg)
+
+
+@pytest.mark.parametrize("values", [[0.0], [1e-12], [1e12], [math.inf]])
+@pytest.mark.parametrize("logarithmic", [True, False])
+def test_odd_ranges(values: list[float], logarithmic: bool) -> None:
+    svg = lines([Series("s", values)], ["a"], label="l", logarithmic=logarithmic, bounds=(0.5,))
+    assert "nan" not in svg
+    read(svg)
+
+
+def test_a_heat_map_has_a_cell_for_each_pair() -> None:
+    cosines = [[1.0, 0.5, -0.5], [0.5, 1.0, 0.0], [-0.5, 0.0, 1.0]]
+    svg = heat_map(cosines, "l")
+    assert svg.count("h1v1h-1z") == 7  # all but the two that are 0
+    strong = re.search(r'fill-opacity="1.00" d="([^"]+)"', svg)
+    assert strong is not None
+    assert strong[1].count("M") == 3
+    assert re.search(r'class="below" fill-opacity="0.50" d="M2 0', svg)
+    read(heat_map([[math.nan]], "l"))
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    text = bars(Measure("t", "a", 0.5), {"a": 0.25, "b": 1.0, "c": math.nan})
+    assert re.findall(r"width:([\d.]+)%", text) == ["25.0", "100.0", "100.0"]
+    assert text.count("bar over") == 2  # above the bound, or not a number
+    few = bars(Measure("t", "a", 8.0, below=True, logarithmic=True), {"a": 4.0, "b": 1000.0})
+    assert few.count("bar over") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "0"),
+        (1234567, "1,234,567"),
+        (0.12345, "0.123"),
+        (1234.5, "1,234"),
+        (-0.5, "−0.5"),
+        (1e-5, "1.0e−5"),
+        (math.nan, "NaN"),
+        (math.inf, "∞"),
+        (True, "yes"),
+        (None, "–"),
+        ("<b>", "&lt;b&gt;"),
+    ],
+)
+def test_numbers(value: Any, said: str) -> None:
+    assert number(value) == said
+
+
+def test_shares() -> None:
+    assert (percent(0.5), percent(0.0123), percent(0.0)) == ("50 %", "1.2 %", "0 %")
