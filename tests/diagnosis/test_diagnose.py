@@ -160,6 +160,25 @@ def test_a_norm_alone_and_one_that_never_runs() -> None:
     assert all("spare" not in finding.paths for finding in found)
 
 
+def test_norms_that_cannot_use_the_batch_here() -> None:
+    """As a SyncBatchNorm without its processes: what they keep is judged in eval mode."""
+
+    class Elsewhere(nn.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                raise RuntimeError("no processes")
+            return super().forward(x)
+
+    model = small()
+    model[1] = Elsewhere(8)
+    with torch.no_grad():
+        model[1].weight.mul_(1.1)
+    model[1].num_batches_tracked += 100
+    model[1].running_mean += 9
+    found = diagnose(model.eval(), pairs(), train_loader=pairs())
+    assert "estimation-shift" in kinds_of(found)
+
+
 def test_layers_come_in_the_order_in_which_they_run() -> None:
     class Backwards(nn.Module):
         def __init__(self) -> None:
@@ -427,3 +446,26 @@ def test_both_commands_are_on_the_command_line() -> None:
     said = parser().format_help()
     assert "diagnose" in said
     assert "diseases" in said
+
+
+@pytest.mark.gpu
+def test_a_model_on_an_accelerator() -> None:
+    """Batches and states on the CPU meet a model on the device."""
+    data = pairs(6)
+    model = with_values(Net()).cuda()
+    wide = [(x.repeat(1, 1, 2, 2)[..., :8, :8], y) for x, y in data]
+    live = with_values(Net())
+    found = diagnose(
+        model,
+        wide,
+        train_loader=wide,
+        ranks=[live.state_dict(), model.state_dict()],
+        ema_of=live,
+        steps=7,
+        attribution="swap",
+    )
+    assert "rank-weights-differ" in kinds_of(found)
+    found.to_html()
+    found.to_json()
+    model.bn.running_mean[0] = float("nan")
+    assert "poisoned-statistics" in kinds_of(diagnose(model, wide))

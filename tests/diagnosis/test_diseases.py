@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,3 +153,13 @@ def test_trials_can_be_chosen(ward: Ward) -> None:
     assert trial.passed
     assert trial.severity == "warning"
     assert trial.seed == 0
+
+
+def test_the_table_in_the_documents_is_of_these_diseases() -> None:
+    """It is made by `normkit diseases --seeds 10 --markdown docs/diseases.md --force`."""
+    text = (Path(__file__).parents[2] / "docs" / "diseases.md").read_text(encoding="utf-8")
+    rows = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in text.splitlines()]
+    stories = {row[0]: row[1] for row in rows if len(row) > 2 and row[0] not in ("---", "model")}
+    stories.pop("disease")
+    wanted = {each.name: each.about for each in HEALTHY}
+    assert stories == wanted | {each.name: each.story for each in DISEASES}

@@ -10,8 +10,8 @@ import torch
 from cases import inputs
 from normkit.core.fusion import Channel, Gate, Memory, Mix, Pool, Ramps
 from normkit.core.layout import Batch, Channels
+from normkit.engine import operators, plain
 from normkit.engine import operators_records as records
-from normkit.engine import plain
 from normkit.errors import OptionError
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -63,15 +63,10 @@ DESCRIPTIONS = {
     "pool-batch": lambda: Pool("batch", 1e-3, CHANNELS, *own("pool")),
     "pool-batch-groups": lambda: Pool("batch", 1e-3, GROUPS, *own("pool")),
     "pool-batch-plain": lambda: Pool("batch", 1e-3, CHANNELS, None, None),
-    "pool-batch-ramps": lambda: Pool("batch", 1e-3, CHANNELS, *own("pool"), None, ramps()),
     "gate": lambda: Gate(1e-3, "normalized", *own("gate")),
     "gate-input": lambda: Gate(1e-3, "input", *own("gate")[:4], None),
     "gate-nothing": lambda: Gate(1e-3, "nothing", None, None, None, parameter(), None),
     "gate-given": lambda: Gate(1e-3, "normalized", *own("gate"), (statistic(), statistic())),
-    "gate-score": lambda: Gate(
-        1e-3, "normalized", *own("gate"), (statistic(), statistic()), statistic()[:1], 0.1,
-        keeps_gates=True,
-    ),
     "channel": lambda: Channel(1e-3, GROUPS, *own("group")),
     "channel-own": lambda: Channel(1e-3, GROUPS, *own("channel")),
     "channel-plain": lambda: Channel(1e-3, GROUPS, None, None, None, None),
@@ -79,16 +74,12 @@ DESCRIPTIONS = {
     "mix": lambda: Mix(1e-3, 12 / 11, *own("mix")),
     "mix-two": lambda: Mix(1e-3, 1.0, *own("mix")[:2], parameter(2), parameter(2)),
     "mix-given": lambda: Mix(1e-3, 1.0, None, None, *own("mix")[2:], (statistic(), statistic())),
-    "channel-rate": lambda: Channel(1e-3, GROUPS, *own("group"), None, kept(), parameter(1)),
 }  # fmt: skip
 
 
 @pytest.fixture(params=DESCRIPTIONS.values(), ids=DESCRIPTIONS.keys())
 def fusion(request):
-    found = request.param()
-    if getattr(found, "rate", None) is not None:
-        found.rate.requires_grad_(False)
-    return found
+    return request.param()
 
 
 def tensor(memory):
@@ -99,8 +90,8 @@ def arguments(fusion, memory):
     """x and the operator's slots; a cell is a whole channel where the layers choose so."""
     x = tensor(memory)
     whole = memory == "channels_last" and isinstance(fusion, Pool) and fusion.kind == "batch"
-    parameters, constants, *kind = records.spread(fusion, whole)
-    return x, parameters, constants, kind, Batch(x) if whole else Channels(x)
+    parameters, given, *kind = records.spread(fusion, whole)
+    return x, parameters, given, kind, Batch(x) if whole else Channels(x)
 
 
 @BOTH
@@ -122,14 +113,11 @@ def test_split_meets_the_rules_of_torch(fusion, memory):
 def test_backwards_meet_the_rules_of_torch(fusion, memory):
     x, parameters, constants, kind, _ = arguments(fusion, memory)
     parameters = [None if p is None else p.detach() for p in parameters]
-    _, tables, gates = OPS.fused(x, None, *parameters, *constants, *kind, "none")
-    grad_gates = torch.randn_like(gates) if gates.numel() else None
+    _, tables = OPS.fused(x, None, *parameters, *constants, *kind, "none")
     tests = ("test_schema", "test_faketensor")  # no gradient of a gradient
-    given = x, None, tables, *parameters, *kind, "silu", True, True
-    torch.library.opcheck(
-        OPS.fused_backward, (torch.randn_like(x), grad_gates, *given), test_utils=tests
-    )
-    given = torch.randn_like(tables), grad_gates, x, tables, *parameters, *kind
+    given = torch.randn_like(x), x, None, tables, *parameters, *kind, "silu", True, True
+    torch.library.opcheck(OPS.fused_backward, given, test_utils=tests)
+    given = torch.randn_like(tables), x, tables, *parameters, *kind
     torch.library.opcheck(OPS.coefficients_backward, given, test_utils=tests)
 
 
@@ -138,25 +126,18 @@ def test_whole_computes_what_eager_does(fusion, memory):
     """Bit for bit: the same launches."""
     x, parameters, constants, kind, layout = arguments(fusion, memory)
     x.requires_grad_()
-    twin = copy.deepcopy(fusion)
-    y, tables, gates = OPS.fused(x, None, *parameters, *constants, *kind, "relu")
-    expected, made, _, kept = fused.fused(x, twin, None, "relu", layout)
+    y, tables = OPS.fused(x, None, *parameters, *constants, *kind, "relu")
+    expected, made, begin, _ = fused.fused(x, fusion, None, "relu", layout)
     assert torch.equal(y, expected)
     assert y.stride() == x.stride()
-    begin = records.sizes(kind[0], kind[1], SAMPLES, CHANNELS).begin
-    size = 2 * (kind[1][1] if kind[0].startswith("pool") else CHANNELS)
-    if kind[0] != "mix" or parameters[2].shape[0] == 3:  # otherwise there are none
+    assert begin == records.sizes(x, *kind[:2]).begin
+    if kind[0] != "mix" or parameters[2].shape[0] == 3:  # otherwise there are no statistics
+        size = 2 * (kind[1][1] if kind[0].startswith("pool") else CHANNELS)
         assert torch.equal(tables[begin : begin + size], made[begin : begin + size])
     grad = torch.randn_like(y)
-    outputs, theirs, outer = [y], [expected], [grad]
-    if kept is not None:
-        outer.append(torch.randn_like(kept))
-        outputs.append(gates)
-        theirs.append(kept)
-    own = fused.FAMILIES[type(twin)].parameters(twin)
-    mine = torch.autograd.grad(outputs, [x, *(p for p in parameters if p is not None)], outer)
-    other = torch.autograd.grad(theirs, [x, *(p for p in own if p is not None)], outer)
-    for one, two in zip(mine, other, strict=True):
+    wanted = [x, *(p for p in parameters if p is not None)]
+    mine, theirs = (torch.autograd.grad(out, wanted, grad) for out in (y, expected))
+    for one, two in zip(mine, theirs, strict=True):
         assert torch.equal(one, two)
         assert one.dtype == two.dtype
 
@@ -170,6 +151,16 @@ def test_nothing_is_changed(fusion, memory):
     OPS.coefficients(*given, *kind)
     for now, then in zip(given, before, strict=True):
         assert now is then is None or torch.equal(now, then)
+
+
+def test_maps_that_follow_what_the_batch_changes_have_no_record():
+    """Computed again for a backward, they would see what has been changed."""
+    for fusion in (
+        Pool("batch", 1e-3, CHANNELS, *own("pool"), kept(), ramps()),
+        Channel(1e-3, GROUPS, *own("group"), None, kept(), statistic()[:1]),
+        Gate(1e-3, "normalized", *own("gate"), (statistic(), statistic()), statistic()[:1]),
+    ):
+        assert records.spread(fusion, False) is None
 
 
 @pytest.mark.parametrize("strips", [1, 3])
@@ -188,26 +179,21 @@ def test_moments_of_the_whole_batch():
     torch.testing.assert_close(OPS.moments(x, True, 1), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rate", [None, 0.3], ids=["weight", "rate"])
-@pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("bad", [False, True], ids=["finite", "nonfinite"])
-def test_remember(rate, wanted, bad):
+def test_remember(bad):
     """running ← running + weight·(new − running), whole or not at all."""
     memory = kept()
     tables = torch.rand(3 + 2 * CHANNELS + 1, device=DEVICE)
-    tables[-1] = float(wanted)
     if bad:
         tables[4] = torch.inf
-    rate = None if rate is None else torch.tensor([rate], device=DEVICE)
-    given = tables, *memory[:5], rate, 3, 10, 1, True, memory.weight
+    given = tables, *memory[:5], 3, 10, 1, memory.weight
     torch.library.opcheck(OPS.remember, copy.deepcopy(given))
     mean, second = memory.mean.clone(), memory.second.clone()
     OPS.remember(*given)
-    if wanted and not bad:
-        weight = memory.weight if rate is None else rate
+    if not bad:
         new = tables[3:-1].view(2, CHANNELS)
-        mean = mean + weight * (new[0] - mean)
-        second = second + weight * (new[1] * 10 / 9 - second)
+        mean = mean + memory.weight * (new[0] - mean)
+        second = second + memory.weight * (new[1] * 10 / 9 - second)
     torch.testing.assert_close(memory.mean, mean)
     torch.testing.assert_close(memory.second, second)
     assert (int(memory.batches), int(memory.nonfinite)) == (int(not bad), int(bad))
@@ -237,4 +223,5 @@ def test_a_machine_that_cuts_cells_into_parts(monkeypatch):
 def test_every_family_is_here():
     """A description that the operators do not know would be lost in a graph."""
     assert {type(make()) for make in DESCRIPTIONS.values()} == set(fused.FAMILIES)
-    assert set(records.FAMILIES) == {records.family_of(make()) for make in DESCRIPTIONS.values()}
+    named = {records.spread(make(), False).family for make in DESCRIPTIONS.values()}
+    assert named == set(records.FAMILIES) == operators.COMPILED.keys() - {"moments"}

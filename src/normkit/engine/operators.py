@@ -9,7 +9,8 @@ than ours. So each family of layers goes through a graph in one of three ways:
 
 ``COMPILED`` says which, and is the one place that is asked. Operators serve where Triton would in
 eager mode: on a GPU, or in Triton's interpreter if use_backend("triton") is in force. Everywhere
-else, in exported programs and under torch.func transforms, it is expressions.
+else, in exported programs and under torch.func transforms, it is expressions. ``nk.why`` speaks of
+eager mode; for a graph, this page is the answer.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Fusion, Gate, Pool
+from normkit.core.fusion import Fusion
 from normkit.core.layout import Batch, Channels, Layout
 from normkit.engine import (
     backends,
-    operators_memory,  # noqa: F401 : they define the operators
+    operators_memory,  # noqa: F401 : it and the next define the operators
     operators_moments,  # noqa: F401
-    operators_split,  # noqa: F401
+    operators_split,
     operators_whole,  # noqa: F401
     plain,
 )
 from normkit.engine.epilogue import AffineMap
-from normkit.engine.operators_records import family_of, sizes, spread
+from normkit.engine.operators_records import sizes, spread
 
 # for each family: alone, and with a residual or an activation
 COMPILED = {
@@ -44,40 +45,39 @@ COMPILED = {
     "moments": ("split", "split"),  # of layers that are in no family
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-CELLS = 65_535  # of a grid, if they are rows in memory; see _fits
+CELLS = 65_535  # of a grid
 _installed = importlib.util.find_spec("triton") is not None
 
 
 def fused(
     x: Tensor, fusion: Fusion, residual: Tensor | None, act: str, layout: Layout
-) -> tuple[Tensor, Tensor, Any, Tensor | None] | None:
+) -> tuple[Tensor, Tensor, Any, None] | None:
     """A whole layer through operators, or None if it is to be an expression.
 
-    As engine.fused gives it, running statistics included: the output, the tables and where in
-    them the statistics begin, and the gates if they are kept.
+    As engine.fused gives it: the output, the tables, and where in them the statistics begin. If
+    there is a memory it has been updated.
     """
-    family = family_of(fusion)
-    way = COMPILED[family][residual is not None or act != "none"]
-    if way == "expression" or not _serves(x, layout):
+    record = spread(fusion, isinstance(layout, Batch)) if _serves(x, layout) else None
+    if record is None or not isinstance(layout, Batch | Channels):
         return None
-    if isinstance(fusion, Gate) and fusion.condensation is not None:
+    way = COMPILED[record.family][residual is not None or act != "none"]
+    if way == "expression":
         return None
-    record = spread(fusion, isinstance(layout, Batch))
-    found = sizes(family, record.options, x.shape[0], x.shape[1])
-    given = *record.parameters, *record.constants, family, record.options, record.numbers
+    period, begin, _, _ = sizes(x, record.family, record.options)
+    given = *record.parameters, *record.given, *record[2:]
     if way == "whole":
-        y, tables, gates = torch.ops.normkit.fused(x, residual, *given, act)
+        y, tables = torch.ops.normkit.fused(x, residual, *given, act)
     else:
-        tables, gates = torch.ops.normkit.coefficients(x, *given)
-        size = layout.rows, layout.columns
-        scale, shift = (
-            t.view(-1, layout.columns).expand(size)
-            for t in (tables[: found.period], tables[found.period : 2 * found.period])
-        )
+        tables = torch.ops.normkit.coefficients(x, *given)
+        scale, shift = operators_split.halves(tables, period, layout)
         y = plain.affine(x, AffineMap(scale, shift, residual, act), layout)
-    tables = tables.detach()
-    _remember(fusion, x, tables, found.begin)
-    return y, tables, found.begin, gates if record.options[4] else None
+        tables = tables.detach()
+    memory = fusion.memory
+    if memory is not None:
+        # the factor depends on the size: as a number it would tie the graph to this one
+        values, less = x.numel() // memory.mean.shape[0], int(memory.correction != 1.0)
+        torch.ops.normkit.remember(tables, *memory[:5], begin, values, less, memory.weight)
+    return y, tables, begin, None
 
 
 def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -87,24 +87,6 @@ def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     strips = layout.strips if isinstance(layout, Channels) else 1
     mean, var = torch.ops.normkit.moments(x, isinstance(layout, Batch), strips).unbind()
     return mean, var
-
-
-def _remember(fusion: Fusion, x: Tensor, tables: Tensor, begin: Any) -> None:
-    """Let the statistics of the batch enter the running ones, if there are any."""
-    memory = fusion.memory
-    if memory is None:
-        return
-    if isinstance(fusion, Pool) and fusion.ramps is not None:
-        fusion.ramps.old_mean.copy_(fusion.ramps.mean)
-        fusion.ramps.old_std.copy_(fusion.ramps.std)
-    # the factor depends on the size: as a number it would tie the graph to this one
-    less = int(memory.correction != 1.0)
-    values = x.numel() // memory.mean.shape[0]
-    rate = fusion.rate if isinstance(fusion, Channel) else None
-    conditional = isinstance(fusion, Gate) and fusion.score is not None
-    torch.ops.normkit.remember(
-        tables, *memory[:5], rate, begin, values, less, conditional, memory.weight
-    )
 
 
 def _serves(x: Tensor, layout: Layout) -> bool:

@@ -15,17 +15,12 @@ from normkit.engine import triton_stages as stages
 
 @triton.jit
 def remember_kernel(
-    made, running_mean, running_second, batches, nonfinite, arrivals, rate,
-    begin, last, size, weight, correction,
-    MICRO: tl.constexpr, CONDITION: tl.constexpr, WIDTH: tl.constexpr,
+    made, running_mean, running_second, batches, nonfinite, arrivals,
+    begin, size, weight, correction, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program: the statistics stand at ``begin``, the condition, if there is one, at the end.
-    With MICRO the weight of the new value is read."""
+    """One program. The statistics stand at ``begin``."""
     statistics = made + begin
-    new = weight
-    if MICRO:
-        new = tl.load(rate)
     stages.remember(
-        arrivals, statistics, running_mean, running_second, batches, nonfinite, made + last, size,
-        new, correction, CONDITION, WIDTH,
+        arrivals, statistics, running_mean, running_second, batches, nonfinite, statistics, size,
+        weight, correction, False, WIDTH,
     )  # fmt: skip

@@ -20,6 +20,7 @@ def at_start(
     verb: str,
     remedy: str,
     severity: str = "serious",
+    because: str = "",
     missing: str = "",
 ) -> Finding:
     paths = [layer.path for layer in layers]
@@ -28,11 +29,12 @@ def at_start(
     gap = evidence.gap
     count = max((x.count or 0 for x in layers), default=0)
     after = f" after {count} batches" if count else ""
+    values = AT_START if all(x.at_start for x in layers) else "values that do not fit"
     return kind.found(
         severity,
         paths,
-        f"The statistics of {places(paths)} {verb} at {AT_START}{after}; on the data they put the "
-        f"output of {named(worst)} off by {errors.get(worst, math.nan):.2f}, where 1 is "
+        f"The statistics of {places(paths)} {verb} at {values}{after}{because}; on the data they "
+        f"put the output of {named(worst)} off by {errors.get(worst, math.nan):.2f}, where 1 is "
         "the size of the output itself.",
         worst=worst,
         remedy=remedy,

@@ -46,9 +46,9 @@ def momenta(evidence: Evidence, known: Known) -> Iterator[Finding]:
             yield kind.found(
                 evidence.severity(layers),
                 [layer.path for layer in layers],
-                f"{places([x.path for x in layers])} have momentum {momentum:g}: their running "
-                f"statistics are an average of {averaged_batches(momentum):.2g} batch(es), and off "
-                f"by up to {_known(worst.error):.2f} on the data.",
+                f"Momentum is {momentum:g} in {places([x.path for x in layers])}: the running "
+                f"average is as noisy as {_batches(momentum)}, and off by up to "
+                f"{_known(worst.error):.2f} on the data.",
                 worst=worst.path,
                 remedy="[setattr(m, 'momentum', 0.1) for m in model.modules() "
                 "if isinstance(getattr(m, 'momentum', None), (int, float)) and m.momentum >= 0.5]; "
@@ -57,6 +57,11 @@ def momenta(evidence: Evidence, known: Known) -> Iterator[Finding]:
                 batches=averaged_batches(momentum),
                 output_error=worst.error,
             )
+
+
+def _batches(momentum: float) -> str:
+    number = averaged_batches(momentum)
+    return "the last batch" if number == 1 else f"the mean of {number:.2g} batches"
 
 
 def unripe(evidence: Evidence, known: Known) -> Iterator[Finding]:

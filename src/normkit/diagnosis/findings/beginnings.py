@@ -65,8 +65,9 @@ def _told_by_losses(evidence: Evidence, layers: list[Layer]) -> Finding:
             EVAL_TRAINED,
             layers,
             evidence,
-            f"give loss {gap.eval:.3g}, statistics of the batch {gap.batch:.3g}: they are",
+            "are",
             "model.train()  # and train again; do not calibrate, the weights fit the start values",
+            because=f", and give a loss of {gap.eval:.3g}, those of batches {gap.batch:.3g}",
         )
     missing = ""
     if gap is None or not gap.sure:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, listed, named, places
+from normkit.diagnosis.findings.finding import Finding, Kind, count, listed, named, places
 from normkit.diagnosis.findings.known import Known
 from normkit.diagnosis.findings.layer import Layer
 from normkit.diagnosis.findings.norm_facts import finite
@@ -54,8 +54,8 @@ def poisoned(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield POISONED.found(
             "serious",
             paths,
-            f"{channels} channel(s) of {places(paths)} have running statistics that are infinite "
-            "or NaN.",
+            f"Running statistics are infinite or NaN in {count(channels, 'channel')} of "
+            f"{places(paths)}.",
             remedy=evidence.calibrating,
             channels=channels,
             layers=len(layers),
@@ -124,7 +124,8 @@ def left_out(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield LEFT_OUT.found(
             "warning",
             list(bad),
-            f"{named(worst)} has left out {bad[worst]} batch(es) whose statistics were not finite.",
+            f"{named(worst)} has left out {count(bad[worst], 'batch')} with statistics that were "
+            "not finite.",
             worst=worst,
             remedy="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before each step",
             batches=bad[worst],

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normkit.diagnosis.findings.bounds import DEAD, HUGE_SCALE, LARGE_SCALE, MOSTLY, NEARLY_ALL
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, named, places
+from normkit.diagnosis.findings.finding import Finding, Kind, named
 from normkit.diagnosis.findings.known import Known
 from normkit.diagnosis.findings.layer import Layer
 
@@ -144,8 +144,7 @@ def gates(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield SATURATED.found(
             "serious" if closed[worst] > NEARLY_ALL else "warning",
             list(closed),
-            f"{closed[worst]:.0%} of the gates of {named(worst)} are below 0.05 or above 0.95: "
-            f"{places(list(closed))}.",
+            f"{closed[worst]:.0%} of the gates of {named(worst)} are below 0.05 or above 0.95.",
             worst=worst,
             remedy=f"torch.nn.init.zeros_({code}.gate_bias); "
             f"torch.nn.init.zeros_({code}.gate_weight)  # and train on",

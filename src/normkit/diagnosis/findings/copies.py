@@ -17,7 +17,7 @@ from normkit.diagnosis.findings.bounds import (
     sampling_error,
 )
 from normkit.diagnosis.findings.evidence import Evidence, State
-from normkit.diagnosis.findings.finding import Finding, Kind, named, places
+from normkit.diagnosis.findings.finding import Finding, Kind, count, named, places
 from normkit.diagnosis.findings.known import Known
 from normkit.diagnosis.findings.layer import Layer
 
@@ -81,8 +81,8 @@ def ranks(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield DIVERGED.found(
             "serious",
             [],
-            f"{len(names)} parameter(s) differ between the {len(evidence.ranks)} ranks, the first "
-            f"of them {names[0]}.",
+            f"The weights of {count(len(names), 'parameter')} differ between the "
+            f"{len(evidence.ranks)} ranks, first in {names[0]}.",
             remedy="model.load_state_dict(ranks[0])"
             "  # in all processes, and train on in DistributedDataParallel",
             parameters=len(names),

@@ -60,7 +60,7 @@ def modes(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield FRAGILE.found(
             "warning",
             paths,
-            f"{places(paths)} are in eval mode, and train() would take them out of it.",
+            f"The next train() takes {places(paths)} out of eval mode.",
             remedy=f"nk.freeze(model, 'statistics', where={listed(paths)})",
             layers=len(fixed),
         )
@@ -81,7 +81,7 @@ def _dependent(
     yield kind.found(
         "serious",
         paths,
-        f"{places(paths)} use the statistics of the batch in eval mode{measured}.",
+        f"The statistics of the batch are used in eval mode at {places(paths)}{measured}.",
         remedy=remedy,
         change=change,
         layers=len(layers),

@@ -33,7 +33,7 @@ def shift(evidence: Evidence, known: Known) -> Iterator[Finding]:
     layers = [x for x in evidence.running() if x.learns and x.path not in known.spoiled]
     layers = [x for x in layers if x.error_in_eval >= OFF]  # wrong however norms below are set
     off = [x for x in layers if _is_off(x.error, x.uncertainty(x.own))]
-    if evidence.train_data is None:
+    if evidence.trained is None:  # not given, or batch statistics cannot be had
         if off:
             yield scaled_layer(off[0], evidence) or _off(UNCLEAR, off, evidence)
         return

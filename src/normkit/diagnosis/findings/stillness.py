@@ -51,16 +51,24 @@ def still(evidence: Evidence, known: Known) -> Iterator[Finding]:
     yield from _unset_rate(evidence, [x for x in layers if x.micro])
     early = [x for x in layers if _is_frozen_ubn(x) and (x.at_start or x.error >= OFF)]
     if early:
-        yield at_start(FROZEN_EARLY, early, evidence, "froze", evidence.calibrating)
+        yield at_start(
+            FROZEN_EARLY,
+            early,
+            evidence,
+            "froze",
+            evidence.calibrating,
+            because=", the score being below tau",
+        )
     momentum = [x for x in layers if x.learns and x.momentum == 0 and x.at_start]
     if momentum and not all(x.affine_at_start for x in momentum):
         yield at_start(
             MOMENTUM_ZERO,
             momentum,
             evidence,
-            "have momentum 0 and stay",
+            "stay",
             f"[setattr(m, 'momentum', 0.1) for m in model.modules() "
             f"if getattr(m, 'momentum', None) == 0]; {evidence.calibrating}",
+            because=", with momentum 0",
         )
     held = [x for x in layers if x.frozen and x.at_start]
     if held:
@@ -84,8 +92,9 @@ def _unset_rate(evidence: Evidence, micro: list[Layer]) -> Iterator[Finding]:
             UNSET_RATE,
             bad,
             evidence,
-            "have update rate 0 and stay",
+            "stay",
             f"{each if evidence.optimizer is None else follow}; {evidence.calibrating}",
+            because=", with update rate 0",
         )
 
 

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from normkit.diagnosis.batches import output_of, tensors_in
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, places
+from normkit.diagnosis.findings.finding import Finding, Kind, count, places
 from normkit.diagnosis.findings.known import Known
 from normkit.inspection import undisturbed
 from normkit.inspection.kinds import is_weighted, kind_of
@@ -135,15 +135,15 @@ def orphaned(evidence: Evidence, known: Known) -> Iterator[Finding]:
     }
     missing = {path: names for path, names in missing.items() if names}
     if missing:
-        count = sum(map(len, missing.values()))
+        total = sum(map(len, missing.values()))
         yield ORPHANED.found(
             "warning",
             list(missing),
-            f"{count} parameter(s) of {places(list(missing))} are in no group of the optimizer.",
+            f"{count(total, 'parameter')} of {places(list(missing))} in no group of the optimizer.",
             remedy="optimizer.add_param_group({'params': [p for p in model.parameters() if "
             "p.requires_grad and all(p is not q for g in optimizer.param_groups "
             "for q in g['params'])]})",
-            parameters=count,
+            parameters=total,
             layers=len(missing),
         )
 

@@ -1,0 +1,109 @@
+"""Weights in files: read what others saved, and save for others to read."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.errors import OptionError
+from normkit.models import first_line, require
+
+SAFETENSORS = ".safetensors"
+PICKLED = (".pt", ".pth")
+# training scripts put the weights among other things, and wrappers put a word before each name
+NESTED = ("state_dict", "model", "model_state_dict", "module")
+PREFIXES = ("module.", "_orig_mod.")
+SHOWN = 3
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The state of a model from a .safetensors file, or whatever torch.load reads safely."""
+    if not path.is_file():
+        raise OptionError(f"There is no file {path}.")
+    if path.suffix == SAFETENSORS:
+        library = require("safetensors.torch", "cli", str(path))
+        try:
+            return dict(library.load_file(path))
+        except Exception as error:  # its error class is not a public name in all versions
+            raise OptionError(f"{path} is no safetensors file: {first_line(error)}.") from error
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise OptionError(
+            f"{path} cannot be read as weights alone, and other content might run code. Expected "
+            "what torch.save(model.state_dict(), path) writes, or .safetensors."
+        ) from error
+    return _state(found, path)
+
+
+def _state(found: Any, path: Path) -> dict[str, Tensor]:
+    """The names and tensors in what was loaded."""
+    for name in NESTED:
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    if not isinstance(found, Mapping) or not found:
+        raise OptionError(f"{path} holds a {type(found).__name__}, expected names and tensors.")
+    state = dict(found)
+    for prefix in PREFIXES:
+        if all(str(name).startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
+def load(model: nn.Module, path: Path) -> None:
+    """Give a model the weights of a file; if they do not fit it, an error and no change."""
+    given, own = read(path), model.state_dict()
+    # old files have no counters of batches, and torch does not miss them
+    missing = [k for k in own if k not in given and not k.endswith("num_batches_tracked")]
+    shapes = [
+        f"{k} is {_shape(v)} in the file and {_shape(own[k])} in the model"
+        for k, v in given.items()
+        if k in own and _shape(v) != _shape(own[k])
+    ]
+    wrong = [
+        *_some("missing", missing),
+        *_some("unexpected", [k for k in given if k not in own]),
+        *_some("of another shape", shapes),
+    ]
+    if wrong:
+        hint = f"The model has {len(own)} tensors, the file {len(given)}."
+        raise OptionError(f"{path} does not fit the model: {'; '.join(wrong)}. {hint}")
+    model.load_state_dict(given, strict=False)  # strict in all but the counters, see above
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, Tensor) else None
+
+
+def _some(what: str, found: list[str]) -> list[str]:
+    if not found:
+        return []
+    more = ", …" if len(found) > SHOWN else ""
+    return [f"{len(found)} {what} ({', '.join(found[:SHOWN])}{more})"]
+
+
+def writer(model: nn.Module, path: Path) -> Callable[[Path], None]:
+    """How the state of a model is saved, by the ending of the file's name."""
+    if path.suffix in PICKLED:
+        return lambda target: torch.save(model.state_dict(), target)
+    if path.suffix != SAFETENSORS:
+        known = ", ".join((SAFETENSORS, *PICKLED))
+        raise OptionError(f"{path.name}: the name has to end in one of {known}.")
+    library = require("safetensors.torch", "cli", str(path))
+    return lambda target: library.save_file(_separate(model), target, metadata={"format": "pt"})
+
+
+def _separate(model: nn.Module) -> dict[str, Tensor]:
+    """The state with memory of its own for each name, which safetensors asks for."""
+    seen: set[int] = set()
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        storage = tensor.untyped_storage().data_ptr()
+        state[name] = tensor.clone() if storage in seen else tensor.contiguous()
+        seen.add(storage)
+    return state

@@ -1,0 +1,87 @@
+"""The command normkit: arguments in, exit status out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from normkit.commands import COMMANDS
+from normkit.errors import NormkitError
+
+EXAMPLES = """\
+examples:
+  normkit list                                the layers, one line each
+  normkit info bcn                            formula, when to use it, paper, options
+  normkit survey timm:resnet50                every normalization in a model
+  normkit convert timm:resnet50 --to bcn --weights resnet50.pth --out bcn.safetensors
+                                              convert a model, with a certificate
+  normkit zoo --sample 60                     check conversion on 60 models of timm
+
+Each command has more examples: normkit convert --help
+
+exit status: 0 done; 1 a check found failures; 2 bad arguments or input"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands; what each needs is imported when it runs."""
+    made = argparse.ArgumentParser(
+        prog="normkit",
+        description="Normalization layers for PyTorch: look them up, find them in a model, "
+        "convert a model to them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="store_true", help="the versions of normkit and torch")
+    made.add_argument(
+        "--traceback", action="store_true", help="show where an error comes from, for bug reports"
+    )
+    kinds = made.add_subparsers(title="commands", metavar="COMMAND")
+    for command in COMMANDS:
+        added = kinds.add_parser(
+            command.NAME,
+            help=command.HELP,
+            description=command.__doc__,
+            epilog=command.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(added)
+        added.set_defaults(run=command.run)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    made = parser()
+    options = made.parse_args(arguments)
+    if options.version:
+        print(_versions())
+        return 0
+    if "run" not in options:
+        made.print_help()
+        return 2
+    try:
+        return options.run(options)
+    except (NormkitError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader, such as head, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        if options.traceback:
+            raise
+        print(f"normkit: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("normkit: interrupted", file=sys.stderr)
+        return 130
+
+
+def _versions() -> str:
+    import torch
+
+    import normkit
+
+    return f"normkit {normkit.__version__}, torch {torch.__version__}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

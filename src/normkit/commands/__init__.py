@@ -1,0 +1,10 @@
+"""The commands of the command line, one file each.
+
+A command has a NAME, a line of HELP, EXAMPLES that its --help ends with, a docstring that it
+begins with, ``add_arguments`` and ``run``, which gives the exit status.
+"""
+
+from normkit.commands import calibrate, convert, diagnose, diseases, info, list_, survey, zoo
+
+COMMANDS = (list_, info, survey, convert, diagnose, calibrate, diseases, zoo)
+"""In the order of ``normkit --help``."""

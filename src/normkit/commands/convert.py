@@ -1,0 +1,118 @@
+"""Turn the norms of a model into another kind, measure what that does, and save the result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import normkit
+from normkit import checkpoints, models
+from normkit.commands import outputs, subject
+from normkit.commands.screen import console
+from normkit.conversion.plan import Plan, plan_conversion
+from normkit.conversion.targets import find_target
+from normkit.errors import NothingToDo, OptionError
+
+NAME = "convert"
+HELP = "convert the norms of a model, with a certificate"
+EXAMPLES = f"""\
+examples:
+  normkit convert timm:resnet50 --to ubn --weights resnet50.pth --out resnet50-ubn.safetensors
+  normkit convert timm:resnet50 --to gn --option groups=16 --where 'layer4.*' --dry-run
+      print what would happen, layer by layer; nothing is written
+  normkit convert torchvision:resnet18 --to bcn --build num_classes=10 --out small.pt
+  normkit convert mypackage.nets:small_net --to bgn --example 8x1x28x28 --out net.safetensors
+
+The certificate, which says how far the output has changed in eval mode, is printed and written
+beside the weights: model.safetensors, model.certificate.json. Without --weights the model has the
+random weights that it was built with.
+
+{subject.REFERENCES}
+
+{subject.WHERE}"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    subject.add_model(parser)
+    add = parser.add_argument
+    add("--to", required=True, metavar="LAYER", help="what the norms become; see normkit list")
+    add("--option", action="append", default=[], metavar="KEY=VALUE", help="option of that layer")
+    subject.add_where(parser)
+    add("--out", type=Path, metavar="FILE", help="weights to write: .safetensors, .pt or .pth")
+    add("--force", action="store_true", help="overwrite existing files")
+    add("--dry-run", action="store_true", help="print the plan, and stop")
+
+
+def run(options: argparse.Namespace) -> int:
+    layer = subject.pairs("--option", options.option)
+    find_target(options.to).check(layer)  # first what costs nothing: a large model is still unbuilt
+    example, where = subject.example_of(options), subject.where_of(options)
+    files = _files(options)
+    model = subject.model_of(options)
+    plan = plan_conversion(model, options.to, where, example=example, **layer)
+    screen = console()
+    screen.print(str(plan), markup=False, soft_wrap=True)
+    if options.dry_run:
+        return 0
+    if not plan.count():
+        raise NothingToDo(f"No norm of {options.model} is converted, so nothing was written.")
+    screen.print(f"\n{plan.apply()}", markup=False, soft_wrap=True)
+    weights, certificate = files
+    text = json.dumps(_record(options, plan, layer), indent=2, ensure_ascii=False) + "\n"
+    outputs.write({weights: checkpoints.writer(model, weights), certificate: outputs.text(text)})
+    screen.print(f"\nWritten: {weights} and {certificate}. To load the weights:\n", markup=False)
+    screen.print(code(options, layer, where), markup=False, soft_wrap=True)
+    return 0
+
+
+def _files(options: argparse.Namespace) -> tuple[Path, Path]:
+    """Where weights and certificate go; an error if that is not possible."""
+    if options.dry_run:
+        return Path(), Path()
+    if options.out is None:
+        raise OptionError("--out is missing. Try --out model.safetensors, or --dry-run.")
+    checkpoints.writer(nn.Identity(), options.out)  # the ending says how to write
+    files = options.out, options.out.with_suffix(".certificate.json")
+    outputs.check(files, options.force)
+    return files
+
+
+def _record(options: argparse.Namespace, plan: Plan, layer: dict[str, Any]) -> dict[str, Any]:
+    """The certificate and all that is needed to get it again."""
+    assert plan.certificate is not None
+    return {
+        "model": options.model,
+        "build": subject.pairs("--build", options.build),
+        "weights": None if options.weights is None else str(options.weights),
+        "to": options.to,
+        "options": layer,
+        "where": options.where,
+        "normkit": normkit.__version__,
+        "torch": torch.__version__,
+        "certificate": plan.certificate.to_dict(),
+        "steps": [vars(step) for step in plan.steps],
+    }
+
+
+def code(options: argparse.Namespace, layer: dict[str, Any], where: Any) -> str:
+    """A program that loads what was written."""
+    library, build = models.code_for(options.model, subject.pairs("--build", options.build))
+    said = "" if where is None else f", where={where!r}"
+    said += "".join(f", {name}={value!r}" for name, value in layer.items())
+    path = str(options.out)
+    safe = options.out.suffix == checkpoints.SAFETENSORS
+    lines = [
+        library,
+        "import normkit",
+        "from safetensors.torch import load_file" if safe else "import torch",
+        "",
+        f"model = {build}",
+        f"normkit.convert(model, {options.to!r}, example=False{said})",
+        f"model.load_state_dict({f'load_file({path!r})' if safe else f'torch.load({path!r})'})",
+    ]
+    return "\n".join(f"    {line}" if line else "" for line in lines)

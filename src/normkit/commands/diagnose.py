@@ -1,0 +1,103 @@
+"""Find out what is wrong with the norms of a model, why it matters, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from normkit import checkpoints
+from normkit.commands import given_data, outputs, subject
+from normkit.commands.screen import console
+from normkit.diagnosis.diagnose import BATCHES, diagnose
+from normkit.diagnosis.findings import SEVERITIES
+from normkit.errors import OptionError
+
+NAME = "diagnose"
+HELP = "what is wrong with the norms of a model, and what to do"
+EXAMPLES = f"""\
+examples:
+  normkit diagnose timm:resnet50 --weights resnet50.pth --data photos/ --html report.html
+  normkit diagnose mypackage.nets:small_net --weights net.pt --data test.pt
+  normkit diagnose mypackage.nets:small_net --data mypackage.data:test_loader \\
+      --train-data mypackage.data:train_loader --steps 90000 --fail-on serious
+      in continuous integration: exit status 1 if there is a finding of that kind or worse
+  normkit diagnose mypackage.nets:small_net --weights rank0.pt --data test.pt \\
+      --ranks rank0.pt rank1.pt
+  normkit diagnose mypackage.nets:small_net --weights ema.pt --ema-of live.pt --data test.pt
+
+{given_data.DATA}
+  Without classes the gap between train and eval mode is not measured.
+
+{subject.REFERENCES}
+
+exit status: 0 done; 1 findings, with --fail-on; 2 bad arguments or input"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    subject.add_model(parser)
+    add = parser.add_argument
+    add("--data", required=True, metavar="DATA", help="to evaluate on; see below")
+    add(
+        "--train-data",
+        metavar="DATA",
+        help="that the model was trained on; tells more causes apart",
+    )
+    add("--steps", type=int, metavar="N", help="training batches the model has seen")
+    add("--ranks", type=Path, nargs="+", default=[], metavar="FILE", help="weights, one a process")
+    add(
+        "--ema-of", type=Path, metavar="FILE", help="live weights, if the model's are their average"
+    )
+    add(
+        "--attribution",
+        choices=("esm", "swap", "none"),
+        default="esm",
+        help="where a gap comes from: by estimation shift, or exact, a pass for each norm",
+    )
+    add("--max-batches", type=int, default=BATCHES, metavar="N", help=f"to look at ({BATCHES})")
+    given_data.add_reading(parser)
+    add("--html", type=Path, metavar="FILE", help="write a page with charts")
+    add("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    add("--force", action="store_true", help="overwrite these files")
+    add("--fail-on", choices=SEVERITIES, help="exit with 1 on such a finding or a worse one")
+
+
+def run(options: argparse.Namespace) -> int:
+    files = {options.html: "to_html", options.json: "to_json"}
+    files = {path: how for path, how in files.items() if path is not None}
+    outputs.check(files, options.force)
+    if options.max_batches < 1:
+        raise OptionError(f"--max-batches got {options.max_batches}. Expected at least 1.")
+    data = given_data.batches_of(options.data, options)
+    training = (
+        None
+        if options.train_data is None
+        else given_data.batches_of(options.train_data, options, training=True)
+    )
+    ranks = [checkpoints.read(path) for path in options.ranks]
+    live = None if options.ema_of is None else checkpoints.read(options.ema_of)
+    model = subject.model_of(options).eval()
+    with torch.random.fork_rng([]):
+        found = diagnose(
+            model,
+            data,
+            train_loader=training,
+            steps=options.steps,
+            ranks=ranks,
+            ema_of=live,
+            attribution=None if options.attribution == "none" else options.attribution,
+            max_batches=options.max_batches,
+        )
+    screen = console()
+    screen.print(str(found), markup=False, soft_wrap=True)
+    outputs.write({path: outputs.text(getattr(found, how)()) for path, how in files.items()})
+    if files:
+        screen.print(f"\nWritten: {' and '.join(map(str, files))}", markup=False, soft_wrap=True)
+    if options.fail_on is None:
+        return 0
+    bad = found.at_least(options.fail_on)
+    if bad:
+        many = "finding is" if len(bad) == 1 else "findings are"
+        screen.print(f"\n{len(bad)} {many} {options.fail_on} or worse.", markup=False)
+    return 1 if bad else 0

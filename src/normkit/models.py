@@ -1,0 +1,148 @@
+"""Models by reference: timm:NAME, torchvision:NAME or package.module:callable."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from normkit.errors import NormkitError, OptionError, UnknownName, nearest
+
+FORMS = "timm:NAME, torchvision:NAME or package.module:callable"
+
+
+class MissingExtra(NormkitError, ImportError):
+    """A package that is not needed by the library, but by what was asked for."""
+
+
+def require(package: str, extra: str, what: str) -> Any:
+    """An optional package, or an error that says how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        missing = (error.name or package).partition(".")[0]
+        raise MissingExtra(
+            f"{what} needs {missing}, which is not installed. Try: pip install 'normkit[{extra}]'"
+        ) from error
+
+
+def build(reference: str, **options: Any) -> nn.Module:
+    """A new model with random weights; options go to its constructor.
+
+    >>> from normkit.models import build
+    >>> type(build("torch.nn:Linear", in_features=2, out_features=3)).__name__
+    'Linear'
+    """
+    make, defaults = _constructor(reference)
+    try:
+        made = make(**{**defaults, **options})
+    except NormkitError:
+        raise
+    except Exception as error:
+        raise OptionError(
+            f"{reference} could not be built: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise OptionError(
+            f"{reference} gave a {type(made).__name__}, expected a torch.nn.Module. "
+            "Try a function that returns the model."
+        )
+    return made
+
+
+def code_for(reference: str, options: dict[str, Any]) -> tuple[str, str]:
+    """The import and the expression with which a program builds the same model."""
+    library, _, name = reference.partition(":")
+    _, defaults = _constructor(reference)
+    said = "".join(f", {key}={value!r}" for key, value in {**defaults, **options}.items())
+    if library == "timm":
+        return "import timm", f"timm.create_model({name!r}{said})"
+    if library == "torchvision":
+        return "import torchvision", f"torchvision.models.get_model({name!r}{said})"
+    made = operator.attrgetter(name)(importlib.import_module(library))
+    call = "" if isinstance(made, nn.Module) else f"({said.removeprefix(', ')})"
+    return f"import {library}", f"{library}.{name}{call}"
+
+
+def names(library: str) -> list[str]:
+    """The models that timm or torchvision can build."""
+    if library == "timm":
+        return list(require("timm", "models", "timm:NAME").list_models())
+    found = require("torchvision", "models", "torchvision:NAME").models.list_models()
+    return list(found)
+
+
+def _constructor(reference: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What builds a model, and the options without which it would load weights from the net."""
+    library, colon, name = reference.partition(":")
+    if not (colon and library and name):
+        raise OptionError(f"{reference!r} is no model. Expected {FORMS}, such as timm:resnet50.")
+    if library == "timm":
+        timm = require("timm", "models", reference)
+        # a pretrained tag may follow a dot: resnet50.a1_in1k
+        _known(name.partition(".")[0], names("timm"), "timm")
+        return lambda **options: timm.create_model(name, **options), {}
+    if library == "torchvision":
+        models = require("torchvision", "models", reference).models
+        _known(name, names("torchvision"), "torchvision")
+        builder = models.get_model_builder(name)
+        weights = ("weights", "weights_backbone")
+        return builder, {w: None for w in weights if w in inspect.signature(builder).parameters}
+    return _callable(library, name), {}
+
+
+def _known(name: str, known: Iterable[str], library: str) -> None:
+    known = list(known)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3)
+        hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        listed = (
+            f"{library}.list_models()" if library == "timm" else "torchvision.models.list_models()"
+        )
+        raise UnknownName(f"{library} has no model {name!r}. {hint or f'See {listed}.'}")
+
+
+def _callable(module: str, name: str) -> Callable[..., Any]:
+    """What package.module:callable names. The working directory comes first, as for python -m."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UnknownName(
+            f"{module}:{name} was not found: {first_line(error)}. Expected {FORMS}; modules are "
+            "looked for in the working directory and among installed packages."
+        ) from error
+    except Exception as error:  # whatever a user's file does when it is run
+        raise OptionError(
+            f"{module} could not be imported: {type(error).__name__}: {first_line(error)}."
+        ) from error
+    finally:
+        sys.path.remove(here)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UnknownName(f"{module} has no {name!r}. {nearest(part, _callables(found))}")
+        found = getattr(found, part)
+    if isinstance(found, nn.Module):
+        return lambda: found
+    if not callable(found):
+        raise OptionError(f"{module}:{name} is a {type(found).__name__}, expected a callable.")
+    return found
+
+
+def _callables(owner: Any) -> list[str]:
+    """What could have been meant: the callables that a module or class defines itself."""
+    own = [name for name, found in vars(owner).items() if callable(found) and name[:1] != "_"]
+    return own or ["nothing that can be called"]
+
+
+def first_line(error: BaseException) -> str:
+    """The message of an error, on one line and without a full stop."""
+    return next(iter(str(error).strip().splitlines()), "").rstrip(".")

@@ -1,0 +1,185 @@
+"""normkit convert: what it prints, what it writes, and that both are true."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import normkit as nk
+from normkit import models
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def weights() -> Path:
+    """The state of a small net after some batches."""
+    model = models.build("nets:small_net")
+    for _ in range(3):
+        model(3 * torch.randn(8, 3, 9, 9) + 1)
+    path = Path("weights.pt")
+    torch.save(model.state_dict(), path)
+    return path
+
+
+def convert(normkit: Run, *more: str, to: str = "rbn") -> Any:
+    return normkit("convert", "nets:small_net", "--to", to, "--example", "2x3x9x9", *more)
+
+
+def test_weights_and_certificate(normkit: Run, weights: Path) -> None:
+    ran = convert(normkit, "--weights", str(weights), "--out", "new.safetensors")
+    assert ran.status == 0, ran.err
+    assert "Exact to rounding" in ran.out
+    assert "2 of 2 norms" in ran.out
+    written = json.loads(Path("new.certificate.json").read_text(encoding="utf-8"))
+    assert written["certificate"]["exact"] is True
+    assert written["certificate"]["converted"] == 2
+    assert [step["path"] for step in written["steps"]] == ["1", "4"]
+    assert written["to"] == "rbn"
+    assert written["weights"] == "weights.pt"
+    old, new = torch.load(weights), load_file("new.safetensors")
+    assert torch.equal(old["1.running_mean"], new["1.running_mean"])
+    expected = {"nets.py", "new.certificate.json", "new.safetensors", "weights.pt"}
+    assert set(os.listdir()) - {"__pycache__"} == expected
+
+
+def program(out: str) -> str:
+    """The code that the command printed at the end."""
+    lines = out.rpartition("To load the weights:")[2].splitlines()
+    return "\n".join(line.removeprefix("    ") for line in lines)
+
+
+@pytest.mark.parametrize("file", ["new.safetensors", "new.pt", "new.pth"])
+@pytest.mark.parametrize(
+    "more", [(), ("--option", "groups=4", "--where", "4", "--build", "width=16")]
+)
+def test_the_printed_program_loads_the_result(
+    normkit: Run, file: str, more: tuple[str, ...]
+) -> None:
+    ran = convert(normkit, "--out", file, *more, to="gn")
+    assert ran.status == 0, ran.err
+    names: dict[str, Any] = {}
+    exec(program(ran.out), names)
+    loaded = names["model"].state_dict()
+    state = load_file(file) if file.endswith("safetensors") else torch.load(file)
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+    assert isinstance(names["model"][4], nk.GN)
+    assert names["model"][4].groups == (4 if more else nk.GN(8).groups)
+    assert isinstance(names["model"][1], nn.BatchNorm2d if more else nk.GN)
+
+
+@pytest.mark.parametrize("reference", ["timm:test_resnet", "torchvision:mnasnet0_5"])
+def test_models_of_the_libraries(normkit: Run, reference: str) -> None:
+    ran = normkit(
+        *("convert", reference, "--to", "bn", "--build", "num_classes=3", "--out", "new.pt"),
+        *("--example", "2x3x32x32"),
+    )
+    assert ran.status == 0, ran.err
+    names: dict[str, Any] = {}
+    exec(program(ran.out), names)
+    assert any(isinstance(m, nk.BN) for m in names["model"].modules())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in names["model"].modules())
+
+
+@pytest.mark.parametrize("reference", ["nets:ready", "nets:Nets.small"])
+def test_the_program_for_other_references(
+    normkit: Run, monkeypatch: pytest.MonkeyPatch, reference: str
+) -> None:
+    ran = normkit("convert", reference, "--to", "bn", "--example", "2x3x9x9", "--out", "new.pt")
+    assert ran.status == 0, ran.err
+    sys.modules.pop("nets")  # the instance in it is converted
+    monkeypatch.syspath_prepend(".")  # as for every script in this directory
+    names: dict[str, Any] = {}
+    exec(program(ran.out), names)
+    assert isinstance(names["model"][4], nk.BN)
+
+
+def test_shared_tensors_are_written(normkit: Run) -> None:
+    ran = normkit(
+        *("convert", "nets:Shared", "--to", "bn", "--example", "2x3x5x5"),
+        *("--out", "shared.safetensors"),
+    )
+    assert ran.status == 0, ran.err
+    state = load_file("shared.safetensors")
+    assert torch.equal(state["norm.weight"], state["again.weight"])
+
+
+def test_dry_run_writes_nothing(normkit: Run) -> None:
+    before = set(os.listdir())
+    ran = normkit("convert", "nets:small_net", "--to", "gn", "--dry-run")
+    assert ran.status == 0, ran.err
+    assert "BatchNorm2d(8) → GN(8" in ran.out
+    assert set(os.listdir()) - before <= {"__pycache__"}
+
+
+def test_existing_files_are_kept(normkit: Run) -> None:
+    out = ("--out", "new.safetensors")
+    for name in ("new.safetensors", "new.certificate.json"):
+        Path(name).write_text("mine", encoding="utf-8")
+        ran = convert(normkit, *out)
+        assert ran.status == 2
+        assert f"{name} exists already" in ran.err
+        assert Path(name).read_text(encoding="utf-8") == "mine"
+        Path(name).unlink()
+    assert convert(normkit, *out).status == 0
+    assert convert(normkit, *out).status == 2
+    assert convert(normkit, *out, "--force").status == 0
+
+
+def test_files_are_complete_or_not_there(normkit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(state: Any, path: Any, metadata: Any = None) -> None:
+        Path(path).write_bytes(b"half a fi")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", half)
+    Path("new.safetensors").write_text("older", encoding="utf-8")
+    ran = convert(normkit, "--out", "new.safetensors", "--force")
+    assert ran.status == 2
+    assert ran.err == "normkit: No space left on device\n"
+    assert Path("new.safetensors").read_text(encoding="utf-8") == "older"
+    assert set(os.listdir()) <= {"nets.py", "__pycache__", "new.safetensors"}
+
+
+def test_files_are_readable_by_others(normkit: Run) -> None:
+    mask = os.umask(0o022)
+    try:
+        assert convert(normkit, "--out", "new.safetensors").status == 0
+    finally:
+        os.umask(mask)
+    for name in ("new.safetensors", "new.certificate.json"):
+        assert Path(name).stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("form", ["plain", "nested", "wrapped", "compiled", "safetensors"])
+def test_weights_in_many_forms(normkit: Run, weights: Path, form: str) -> None:
+    state = torch.load(weights)
+    forms: dict[str, Any] = {
+        "plain": state,
+        "nested": {"epoch": 3, "state_dict": state},
+        "wrapped": {f"module.{name}": value for name, value in state.items()},
+        "compiled": {f"_orig_mod.{name}": value for name, value in state.items()},
+    }
+    file = f"given.{form}"
+    if form == "safetensors":
+        save_file(state, file)
+    else:
+        torch.save(forms[form], file)
+    ran = convert(normkit, "--weights", file, "--out", "new.pt")
+    assert ran.status == 0, ran.err
+    assert torch.equal(torch.load("new.pt")["1.running_mean"], state["1.running_mean"])
+
+
+def test_old_weights_without_counters(normkit: Run, weights: Path) -> None:
+    state = {k: v for k, v in torch.load(weights).items() if "num_batches" not in k}
+    torch.save(state, weights)
+    assert convert(normkit, "--weights", str(weights), "--out", "new.pt").status == 0
