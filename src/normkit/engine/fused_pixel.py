@@ -95,7 +95,8 @@ def _again(ctx: Any, grad: Tensor, given: Any) -> list[Tensor | None]:
     """The backward of a backward: through the plain expression, which autograd differentiates."""
     needs = ctx.needs_input_grad[:4]
     wanted = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
-    y = expression(*given, ctx.pixel)
+    x, weight, bias, residual = given
+    y = expression(x, weight, bias, residual, ctx.pixel)
     flowing = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
     back = [
         next(flowing) if need and t is not None else None

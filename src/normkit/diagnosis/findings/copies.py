@@ -54,7 +54,8 @@ def averages(evidence: Evidence, known: Known) -> Iterator[Finding]:
         theirs = statistics_in(live, layer)
         if layer.path in known.spoiled or not layer.learns or theirs is None or layer.kept is None:
             continue
-        if layer.distance(layer.kept, theirs) > FITS and not layer.fits(OFF):
+        wrong = layer.at_start or not layer.fits(OFF)
+        if wrong and layer.distance(layer.kept, theirs) > FITS:
             off.append(layer)
     if off:
         worst = max(off, key=lambda layer: layer.error)
