@@ -45,8 +45,8 @@ def misplaced(before: Snapshot, found: Survey, plan: Plan, target: str) -> Itera
         elif after[site.path].module is not site.module:
             yield f"{site.path} is another module, though it was not to be converted"
     yield from _elsewhere(before, {p for s in found if s.path in converted for p in s.paths})
-    left = _batch_norms(before.model)
-    planned = sum(_batch_norms(site.module) for site in found if site.path not in converted)
+    left = batch_norms(before.model)
+    planned = sum(batch_norms(site.module) for site in found if site.path not in converted)
     if left != planned:
         yield f"{left} batch norms of torch remain, {planned} of them according to plan"
 
@@ -86,7 +86,8 @@ def is_inside(name: str, paths: set[str]) -> bool:
     return any(".".join(parts[: i + 1]) in paths for i in range(len(parts)))
 
 
-def _batch_norms(module: nn.Module) -> int:
+def batch_norms(module: nn.Module) -> int:
+    """How many batch norms of torch a module has, itself included."""
     return sum(isinstance(part, BATCH_NORM) for part in module.modules())
 
 

@@ -69,6 +69,8 @@ class _Trial:
             model = build(self.task.reference, runs=False)
         except NormkitError:  # some constructors compute with tensors, which need values
             return True
+        if checks.batch_norms(model):
+            return True
         return any(plan_conversion(model, target).count() for target in self.task.targets)
 
     def run(self) -> None:
@@ -98,6 +100,8 @@ class _Trial:
         outcome.converted, outcome.kept = plan.count(), plan.count("keep")
         outcome.exact = plan.exact and plan.count() > 0
         outcome.skipped = dict(Counter(s.reason for s in plan.steps if s.action == "skip"))
+        if self.usage is not None:
+            self.usage.before(plan)
         plan.apply(False if self.usage is None else self.usage.probe)
         yield from checks.misplaced(before, self.found, plan, target)
         yield from unaccounted(self.model, self.found, plan.steps, target)
@@ -111,7 +115,7 @@ class _Trial:
             moved = frozenset(n for n in names if not checks.is_inside(n, converted))
         yield from (f"undo: {d}" for d in before.differences(moved))
         if self.usage is not None and moved:
-            self.usage.again()
+            self.usage.output = None
 
 
 def build(reference: str, runs: bool) -> nn.Module:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normkit.conversion.plan import Plan, plan_conversion
 from normkit.inspection import Survey
@@ -24,26 +24,34 @@ class Usage:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.example, self.first = running.first(model)
-        self.again()
+        self.output: list[Tensor] | None = None
 
     @property
     def probe(self) -> tuple[Any, ...]:
         """What the model takes in eval mode: detectors get no targets."""
         return self.example[:1]
 
-    def again(self) -> None:
-        """Take the output once more: statistics have moved."""
-        self.output = running.evaluate(self.model, self.example)
-        self.model.train()
+    def before(self, plan: Plan) -> None:
+        """Take the output in eval mode, if it is not known and will be needed."""
+        if self.output is None and self._compares(plan):
+            self.output = running.evaluate(self.model, self.example)
+            self.model.train()
+
+    def _compares(self, plan: Plan) -> bool:
+        # the certificate has the difference too, except for detectors: boxes leap, features do not
+        return plan.exact or running.is_detector(self.model)
 
     def failures(self, target: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
         """Run the converted model, and compare."""
-        assert plan.certificate is not None
-        if plan.exact or running.is_detector(self.model):  # whose boxes leap, not its features
+        certificate = plan.certificate
+        assert certificate is not None
+        outcome.difference = certificate.difference
+        if self._compares(plan):
+            assert self.output is not None
             output = running.evaluate(self.model, self.example)
             outcome.difference = running.difference(self.output, output)
-        else:
-            outcome.difference = plan.certificate.difference
+        if plan.exact and not certificate.layers_exact and not certificate.unreached:
+            yield f"the certificate contradicts the plan: {certificate.verdict}"
         if plan.exact:
             yield from self._inexact(target, plan, outcome)
         now = running.train(self.model, self.example)
@@ -58,9 +66,7 @@ class Usage:
         A deep model can turn rounding errors into more than is allowed. With double precision,
         which has a billionth of them, that is told from an error of our own.
         """
-        assert outcome.difference is not None and plan.certificate is not None
-        if not plan.certificate.layers_exact and not plan.certificate.unreached:
-            yield f"the certificate contradicts the plan: {plan.certificate.verdict}"
+        assert outcome.difference is not None
         if not outcome.difference <= LIMIT:
             plan.undo()
             outcome.wide = self._difference_in_double(target)
