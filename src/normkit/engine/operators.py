@@ -7,10 +7,10 @@ than ours. So each family of layers goes through a graph in one of three ways:
     split        tables by an operator, the map as an expression: fused with its neighbours
     whole        one operator, residual and activation included
 
-``COMPILED`` says which, and is the one place that is asked. Operators serve where Triton would in
-eager mode: on a GPU, or in Triton's interpreter if use_backend("triton") is in force. Everywhere
-else, in exported programs and under torch.func transforms, it is expressions. ``nk.why`` speaks of
-eager mode; for a graph, this page is the answer.
+``COMPILED`` says which, and is the one place that is asked. Operators serve if "triton" is forced
+by use_backend while the graph is made: on a GPU, or in Triton's interpreter. Everywhere else, in
+exported programs and under torch.func transforms, it is expressions: on a GPU they are what has
+been measured so far. ``nk.why`` speaks of eager mode; for a graph, this page is the answer.
 """
 
 from __future__ import annotations
@@ -97,12 +97,8 @@ def _serves(x: Tensor, layout: Layout) -> bool:
         return False
     if x.dtype not in DTYPES or not isinstance(layout, Batch | Channels):
         return False
-    forced = backends._forced
-    if x.is_cuda:
-        ready = _installed and forced != "torch"
-    else:
-        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        ready = forced == "triton" and interpreted and x.device.type == "cpu"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and x.device.type == "cpu"
+    ready = backends._forced == "triton" and _installed and (x.is_cuda or interpreted)
     return ready and _fits(layout)
 
 

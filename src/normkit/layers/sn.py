@@ -105,8 +105,8 @@ class SN(BatchNormalizer):
         return Moments(mean, var, 1).standardizing(self.eps).then(self.weight, self.bias)
 
     def fusion(self, x: Tensor) -> Fusion | None:
-        if type(self).mixture is not SN.mixture or torch.compiler.is_compiling():
-            return None  # a layer that mixes in another way; a graph, for which no operator mixes
+        if type(self).mixture is not SN.mixture:
+            return None  # a layer that mixes in another way
         given = memory = None
         if self.use_bn and self.uses_batch():
             if not self.pools_all(x):
