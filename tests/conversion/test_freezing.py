@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normkit import catalog
-from normkit.conversion import frozen as marks
+from normkit.conversion import marks
 from normkit.conversion.freezing import freeze, frozen, unfreeze
 from normkit.errors import NothingToDo, OptionError, ShapeError
 from normkit.layers.norm_act import NormAct

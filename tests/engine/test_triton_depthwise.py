@@ -35,7 +35,7 @@ def layer_of(name):
     layer = copy.deepcopy(CASES[name]).to(DEVICE)
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter.uniform_(-1.0, 1.0)
+            parameter.uniform_(-0.5, 0.5)  # 1 + center_weight away from 0, where nothing is left
         layer.running_mean.uniform_(-0.5, 0.5)
         layer.running_var.uniform_(0.5, 1.5)
     return layer

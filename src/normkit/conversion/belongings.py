@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from normkit.conversion.frozen import carry, own_class, state_of
+from normkit.conversion.marks import carry, own_class, state_of
 from normkit.conversion.replacing import HOOKS
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from normkit.conversion.frozen import PARTS, hold, own_class, release, state_of
+from normkit.conversion.marks import PARTS, hold, own_class, release, state_of
 from normkit.conversion.wrappers import refuse_unchangeable
 from normkit.errors import NothingToDo, OptionError, ShapeError, nearest
 from normkit.inspection import select, survey

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normkit.conversion.accounting import account, describe
 from normkit.conversion.belongings import attributes, carry_freezing
-from normkit.conversion.frozen import own_class, state_of
+from normkit.conversion.marks import own_class, state_of
 from normkit.conversion.reading import Reading, plain
 from normkit.conversion.sharing import share_parameters
 from normkit.conversion.sources import norm_of, read
