@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench zoo clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ lint: $(READY) ## ruff and mypy
 
 bench: $(READY) ## time every layer on this machine
 	$(BIN)/python -m normkit.bench
+
+zoo: $(READY) ## convert a sample of timm's and all of torchvision's models (about three minutes)
+	$(BIN)/normkit zoo --sample 60 --in-turn
 
 clean: ## remove .venv and everything that tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from normkit.conversion.plan import Plan
@@ -59,6 +60,7 @@ def _wrong(old: Site, new: Site, target: str) -> Iterator[str]:
         "channels": (old.channels, new.channels),
         "eps": (old.eps, new.eps),
         "affine": (old.affine, new.affine),
+        "device, type and training of parameters": (_home(old.module), _home(new.module)),
         "training": (old.module.training, new.module.training),  # the survey is older
     }
     for fact, (expected, came) in facts.items():
@@ -67,6 +69,10 @@ def _wrong(old: Site, new: Site, target: str) -> Iterator[str]:
     for what, was, now in (("activation", old.act, new.act), ("drop layer", old.drop, new.drop)):
         if was is not now:
             yield f"{old.path}: its {what} {_name(was)} became {_name(now)}"
+
+
+def _home(module: nn.Module) -> set[tuple[torch.device, torch.dtype, bool]]:
+    return {(p.device, p.dtype, p.requires_grad) for p in module.parameters()}
 
 
 def _elsewhere(before: Snapshot, converted: set[str]) -> Iterator[str]:
