@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -21,6 +22,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 TICK = 0.5  # seconds between two looks at the clock
 KILLED = -9
+GONE = (EOFError, OSError)  # how a pipe says so; the second if the process had not read it all
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,14 @@ class _Worker(Generic[Task, Result]):
 
     def give(self, task: Task) -> None:
         self.task, self.since = task, time.monotonic()
-        self.end.send(task)
+        with suppress(OSError):  # a process that is gone is noticed where its result is missing
+            self.end.send(task)
 
     def greets(self) -> bool:
         """Whether the process has come up; its imports, which take seconds, are no task's."""
         try:
             self.end.recv()
-        except EOFError:
+        except GONE:
             return False
         self.awake, self.since = True, time.monotonic()
         return True
@@ -94,7 +97,7 @@ class _Worker(Generic[Task, Result]):
             return Broken(f"took longer than {limit:.0f} s")
         try:
             return self.end.recv()
-        except EOFError:
+        except GONE:
             self.process.join()
             code = self.process.exitcode
             hint = " (killed, as when memory runs out)" if code == KILLED else ""
