@@ -218,7 +218,7 @@ def test_channels_last_stays() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("target", [*EXACT, "gn", "bcn", "torch_bn", "sync_bn"])
+@pytest.mark.parametrize("target", [*EXACT, "gn", "bcn", "sync_bn"])
 def test_on_a_gpu(target: str) -> None:
     model = trained(Net()).cuda()
     plan = plan_conversion(model, target)

@@ -80,7 +80,7 @@ class Counting(nn.Module):
         self.fails = False
 
     def forward(self, x: Tensor) -> Tensor:
-        self.counted += torch.rand(3)
+        self.counted += torch.rand(3, device=x.device)
         self.behind.data.fill_(7.0)
         self.replaced = self.replaced + 1
         self.register_buffer("late", torch.ones(1))

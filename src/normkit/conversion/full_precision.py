@@ -24,13 +24,18 @@ def full_precision(*models: nn.Module) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     products: list[Any] = [cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]
     precisions = [product.fp32_precision for product in products]
+    # the setters behind cudnn.benchmark and .deterministic: those refuse to be set in programs
+    # that have called disable_global_flags, as test suites of torch do
+    torch_c: Any = torch._C
     choices = cudnn.benchmark, cudnn.deterministic
     try:
         for product in products:
             product.fp32_precision = "ieee"
-        cudnn.benchmark, cudnn.deterministic = False, True
+        torch_c._set_cudnn_benchmark(False)
+        torch_c._set_cudnn_deterministic(True)
         yield
     finally:
         for product, precision in zip(products, precisions, strict=True):
             product.fp32_precision = precision
-        cudnn.benchmark, cudnn.deterministic = choices
+        torch_c._set_cudnn_benchmark(choices[0])
+        torch_c._set_cudnn_deterministic(choices[1])

@@ -45,8 +45,9 @@ class _Block(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         record: Record = ctx.record
         needed = ctx.needs_input_grad[2:]
-        inputs = _split(list(ctx.saved_tensors), [len(p.inputs) for p in _parts(record)])
-        wanted = _split(list(needed), [len(p.inputs) for p in _parts(record)])
+        counts = [part.tensors for part in _parts(record)]
+        inputs = _split(list(ctx.saved_tensors), counts)
+        wanted = _split(list(needed), counts)
         each = len(grads) // len(record.parts)
         outer = _split(list(grads), [each] * len(record.parts))
         found = solved(record, inputs, wanted, outer)
@@ -113,7 +114,10 @@ def join(record: Record) -> list[list[Tensor]]:
         raise OptionError(f"{record.path} gives some micro-batches more outputs than others.")
     # parameters are no inputs of the function, so something has to ask for a gradient
     anchor = torch.empty(0, requires_grad=True)
-    return _split(list(_Block.apply(record, anchor, *inputs)), sizes)
+    outputs = list(_Block.apply(record, anchor, *inputs))
+    for part in _parts(record):
+        part.forget()
+    return _split(outputs, sizes)
 
 
 def _parts(record: Record) -> list[Part]:

@@ -16,6 +16,11 @@ from normkit.calibration.surroundings import RandomState, Surroundings
 from normkit.core.moments import Moments
 
 Forward = Any
+_INPUT = object()  # where a tensor was
+
+
+def _stands_for_tensor(leaf: Any) -> bool:
+    return leaf is _INPUT or isinstance(leaf, Tensor)
 
 
 @dataclass
@@ -52,11 +57,20 @@ class Part:
     def inputs(self) -> list[Tensor]:
         return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
 
+    @property
+    def tensors(self) -> int:
+        """How many of the leaves are tensors, or were."""
+        return sum(_stands_for_tensor(leaf) for leaf in self.leaves)
+
+    def forget(self) -> None:
+        """Let go of the inputs: autograd keeps them, perhaps in the host's memory."""
+        self.leaves = [_INPUT if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments, with other tensors in the place of the inputs."""
         left = iter(tensors)
         return tree_unflatten(
-            [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec
+            [next(left) if _stands_for_tensor(leaf) else leaf for leaf in self.leaves], self.spec
         )
 
 
