@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from normkit.catalog import ENTRIES, names
 from normkit.conversion.edit import Edit, Successor
 from normkit.errors import NormkitError, OptionError, UnknownName, nearest
+from normkit.layers.together import Together
 from normkit.layers.weight import WeightNormalizer
 
 METHODS: dict[str, type[WeightNormalizer]] = {name: ENTRIES[name] for name in names("weight")}
@@ -56,6 +59,24 @@ class Standardize(Edit):
         held = {id(p) for p in before.values()}
         come = [p for p in conv.parameters() if id(p) not in held]
         return [Successor(p, before["weight"]) for p in come]
+
+
+class ComputeTogether(Edit):
+    """Compute the weights that ws standardizes in one launch, before each forward of the model."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = tuple(paths)
+        self.description = f"{len(self.paths)} weights are computed together"
+        self._handles: tuple[RemovableHandle, ...] = ()
+
+    def do(self, model: nn.Module) -> None:
+        convolutions = [model.get_submodule(path) for path in self.paths]
+        self._handles = Together(convolutions).attach(model)
+
+    def undo(self, model: nn.Module) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = ()
 
 
 def kind_of(method: str, options: dict[str, Any]) -> type[WeightNormalizer]:

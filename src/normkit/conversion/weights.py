@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.conversion.attaching import Standardize, kind_of
-from normkit.conversion.edit import do_all
+from normkit.conversion.attaching import ComputeTogether, Standardize, kind_of
+from normkit.conversion.edit import Edit, do_all
 from normkit.errors import NothingToDo, OptionError
 from normkit.inspection import convolutions_before_norms, refuse_wrapped
+from normkit.layers.together import Together
 from normkit.layers.weight import WeightNormalizer, fan_in, normalized_tensors
 
 SELF_MADE = ("StdConv", "ConvWS", "ConvAWS", "WSConv")  # in the names of classes that do it alone
@@ -57,7 +58,9 @@ def standardize(
             f"({', '.join(plain)}), which have no statistics."
         )
     _refuse_shared(model, wide)
-    planned = tuple(Standardize(path, method, **options) for path in wide)
+    planned: tuple[Edit, ...] = tuple(Standardize(path, method, **options) for path in wide)
+    if method == "ws" and len(wide) > 1:
+        planned = *planned, ComputeTogether(list(wide))
     for edit in planned:  # all are checked before the first is changed
         edit.check(model)
     do_all(model, planned)
@@ -77,6 +80,7 @@ def fold_weights(model: nn.Module) -> list[str]:
         raise NothingToDo("fold_weights found no weight that normkit normalizes.")
     for module in found.values():
         WeightNormalizer.fold(module)
+    Together.detach(model)
     return list(found)
 
 

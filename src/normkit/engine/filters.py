@@ -21,31 +21,39 @@ def standardized_filters(weight: Tensor, count: int, eps: float, outside: bool) 
 
     The deviation is the root of (sum of squares / count + eps), or eps is added to the root.
     """
-    if expression_wanted() or not _serves(weight):
+    if expression_wanted() or not fits(weight):
         return None
     return _Filters.apply(weight, count, eps, outside)
 
 
-def _serves(weight: Tensor) -> bool:
+def fits(weight: Tensor, most: int | None = MOST) -> bool:
+    """Whether Triton can standardize a weight, with filters of up to so many weights."""
     if backends._forced == "torch":
         return False
-    interpreted = backends._forced == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
-    fits = weight.dim() > 1 and 1 < weight[0].numel() <= MOST and weight.shape[0] > 0
+    if not weight.is_cuda:
+        interpreted = backends._forced == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+        if not (interpreted and weight.device.type == "cpu"):
+            return False
+    size = weight.shape[1:].numel()
+    small = weight.dim() > 1 and size > 1 and (most is None or size <= most) and weight.shape[0] > 0
     dense = weight.is_contiguous() or is_channels_last(weight)
     known = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    here = weight.is_cuda or (interpreted and weight.device.type == "cpu")
-    return fits and dense and known and here and backends._triton()[0] is not None
+    return small and dense and known and backends._triton()[0] is not None
+
+
+def wanted_type(weight: Tensor) -> torch.dtype:
+    """The type of the result: what the convolution would turn it into."""
+    kind = weight.device.type
+    if weight.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype
 
 
 class _Filters(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, count: int, eps: float, outside: bool) -> Tensor:
-        dtype = weight.dtype
-        kind = weight.device.type
-        if dtype == torch.float32 and torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)  # what the convolution would turn it into
-        out = torch.empty_like(weight, dtype=dtype)
-        ctx.given = weight.shape[0], weight[0].numel(), count, eps, outside
+        out = torch.empty_like(weight, dtype=wanted_type(weight))
+        ctx.given = weight.shape[0], weight.shape[1:].numel(), count, eps, outside
         _launches(*ctx.given)[0](weight, out)
         ctx.save_for_backward(weight)
         return out
@@ -55,7 +63,7 @@ class _Filters(torch.autograd.Function):
         (grad,) = grads
         (weight,) = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _again(weight, grad, *ctx.given[2:]), None, None, None
+            return expression(weight, grad, *ctx.given[2:]), None, None, None
         if grad.stride() != weight.stride():
             grad = torch.empty_like(weight, dtype=grad.dtype).copy_(grad)
         out = torch.empty_like(weight)
@@ -63,7 +71,7 @@ class _Filters(torch.autograd.Function):
         return out, None, None, None
 
 
-def _again(weight: Tensor, grad: Tensor, count: int, eps: float, outside: bool) -> Tensor:
+def expression(weight: Tensor, grad: Tensor, count: int, eps: float, outside: bool) -> Tensor:
     """The backward of a backward: through the plain expression."""
     axes = tuple(range(1, weight.dim()))
     wide = weight.float()

@@ -60,7 +60,8 @@ def fused(
     record = spread(fusion, isinstance(layout, Batch)) if _serves(x, layout) else None
     if record is None or not isinstance(layout, Batch | Channels):
         return None
-    way = COMPILED[record.family][residual is not None or act != "none"]
+    alone, followed = COMPILED[record.family]
+    way = alone if residual is None and act == "none" else followed
     if way == "expression":
         return None
     period, begin, _, _ = sizes(x, record.family, record.options)
@@ -91,7 +92,8 @@ def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 
 def _serves(x: Tensor, layout: Layout) -> bool:
     """Whether the kernels can take this tensor, in a graph that is being made."""
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    # the flag, and not is_exporting(): in torch 2.11 every graph takes that for True
+    if not torch.compiler.is_compiling() or torch.compiler._is_exporting_flag:
         return False
     if torch._C._are_functorch_transforms_active():
         return False

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from normkit.conversion.attaching import Standardize
+from normkit.conversion.attaching import ComputeTogether, Standardize
 from normkit.conversion.edit import Edit
 from normkit.conversion.edits import SetTensor
 from normkit.conversion.plan import Optimizers, Plan
@@ -87,11 +87,12 @@ def micro_batch(
     )
 
 
-def _standardized(model: nn.Module, sites: tuple[Site, ...], variant: str) -> list[Standardize]:
+def _standardized(model: nn.Module, sites: tuple[Site, ...], variant: str) -> list[Edit]:
     """The convolutions that feed these norms, but for those that cannot be standardized."""
     paths = dict.fromkeys(site.fed_by for site in sites if site.fed_by is not None)
     layers: dict[str, Any] = {path: model.get_submodule(path) for path in paths}
     plain = {p: m for p, m in layers.items() if isinstance(m, CONVOLUTIONS) and _is_plain(m)}
     wide: dict[str, Any] = {p: conv for p, conv in plain.items() if fan_in(conv.weight) > 1}
     _refuse_shared(model, wide)
-    return [Standardize(path, "ws", variant=variant) for path in wide]
+    edits: list[Edit] = [Standardize(path, "ws", variant=variant) for path in wide]
+    return [*edits, ComputeTogether(list(wide))] if len(wide) > 1 else edits
