@@ -1,0 +1,54 @@
+"""The images that an experiment trains and tests on.
+
+    sets = load(Data("cifar10", flip=True, crop=4), device="cuda")
+    for images, labels in sets.train.batches(128, seed=1, epoch=0, shuffle=True, augment=True):
+        ...                                  # float32 and normalized, int64; both on the device
+
+**Which sets.** `names()` lists them. digits and synthetic need no files. The others are found under
+`Data.path`, in the folders of NORMKIT_DATA, or in ./data; `locate` says where, or says which file
+is missing or damaged and how to get it. Nothing is downloaded.
+
+**Small sets** (`TensorLoader`) are bytes on the training device. Whatever is random about an epoch
+is drawn at once, on the CPU, from the seed and the epoch alone; so CPU and GPU see the same
+pictures, and an epoch can be entered in its middle. `batches` is a loop over two steps, which a
+training loop may also take itself, the second inside a CUDA graph:
+
+    plan = sets.train.plan(seed=1, epoch=0)               # (N, COLUMNS) int64; one transfer
+    images, labels = sets.train.gather(plan[128:256])     # tensor operations, no wait for the host
+
+**Image files** (`FileLoader`; CUB-200, Stanford Cars, ImageNet, any folder) go through worker
+processes; the draws of each image are seeded by seed, epoch and position, so that the number of
+workers does not matter. `Data.crop` is how far a crop may move from the middle: small images are
+padded by it, image files are scaled to `size` + 2·`crop` first, for evaluation too.
+
+`batches(..., start=k)` leaves out the first k batches of an epoch, of either kind.
+
+**Soft labels.** `soften` smooths labels; `mix` blends a batch with its neighbours by the weights
+that `mixing_weights` has drawn for the epoch.
+"""
+
+from __future__ import annotations
+
+from normkit.lab.data.checking import check
+from normkit.lab.data.errors import CorruptData, MissingData
+from normkit.lab.data.images import FileLoader
+from normkit.lab.data.loading import load, locate, names
+from normkit.lab.data.mixing import mix, mixing_weights, soften
+from normkit.lab.data.records import Loader, Sets
+from normkit.lab.data.tensors import TensorLoader
+
+__all__ = [
+    "CorruptData",
+    "FileLoader",
+    "Loader",
+    "MissingData",
+    "Sets",
+    "TensorLoader",
+    "check",
+    "load",
+    "locate",
+    "mix",
+    "mixing_weights",
+    "names",
+    "soften",
+]

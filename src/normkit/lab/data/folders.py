@@ -1,0 +1,100 @@
+"""Sets of image files: which files, and their labels. Nothing is decoded here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from normkit.lab.data.errors import CorruptData, MissingData
+from normkit.lab.data.records import Files, Listing
+from normkit.models import require
+
+IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
+
+
+def tree(files: Sequence[Path]) -> Listing:
+    """Two folders, to train and to test on, with a folder of images for each class in them."""
+    train, test = files
+    classes = sorted(each.name for each in train.iterdir() if each.is_dir())
+    if not classes:
+        raise MissingData(f"{train} has no folders: expected one for each class, with its images.")
+    unknown = sorted({each.name for each in test.iterdir() if each.is_dir()} - set(classes))
+    if unknown:
+        raise CorruptData(f"{test} has classes that {train} lacks: {', '.join(unknown[:5])}.")
+    return Listing(_tree(train, classes), _tree(test, classes), len(classes))
+
+
+def _tree(folder: Path, classes: list[str]) -> Files:
+    found = [
+        (path, label)
+        for label, name in enumerate(classes)
+        for path in _images(folder / name)  # sorted: every machine numbers the samples alike
+    ]
+    if not found:
+        raise MissingData(
+            f"{folder} has no images. Expected {folder / classes[0] / 'NAME.jpg'} and the like "
+            f"({', '.join(sorted(IMAGES))})."
+        )
+    return _files(found)
+
+
+def _images(folder: Path) -> list[str]:
+    return sorted(
+        os.path.join(place, name)
+        for place, _, names in os.walk(folder)
+        for name in names
+        if os.path.splitext(name)[1].lower() in IMAGES
+    )
+
+
+def cub(files: Sequence[Path]) -> Listing:
+    """CUB-200-2011: three lists of "image-number value", and the images."""
+    names, labels, training = (dict(_words(file)) for file in files)
+    folder = files[0].parent / "images"
+    found = [
+        (str(folder / names[number]), int(labels[number]) - 1, training[number] == "1")
+        for number in names
+        if number in labels and number in training
+    ]
+    _there(path for path, _, _ in found)
+    return Listing(
+        _files([(path, label) for path, label, trained in found if trained]),
+        _files([(path, label) for path, label, trained in found if not trained]),
+        len({label for _, label, _ in found}),
+    )
+
+
+def _words(file: Path) -> list[tuple[str, str]]:
+    pairs = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        words = line.split()
+        if len(words) != 2:
+            raise CorruptData(f"{file}, line {number}: expected a number and a value: {line!r}.")
+        pairs.append((words[0], words[1]))
+    return pairs
+
+
+def cars(files: Sequence[Path]) -> Listing:
+    """Stanford Cars as torchvision keeps it: annotations of MATLAB, images in two folders."""
+    scipy_io = require("scipy.io", "lab", "Stanford Cars, which has annotations of MATLAB,")
+    parts = []
+    for file, folder in zip(files[:2], files[2:], strict=True):
+        rows = scipy_io.loadmat(file, squeeze_me=True)["annotations"]
+        parts.append([(str(folder / str(row["fname"])), int(row["class"]) - 1) for row in rows])
+    train, test = parts
+    _there(path for path, _ in [*train, *test])
+    return Listing(_files(train), _files(test), len({label for _, label in train}))
+
+
+def _there(paths: Iterable[str]) -> None:
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
+        more = f" and {len(missing) - 1:,} more" if missing[1:] else ""
+        raise MissingData(f"{missing[0]}{more} is listed, but is not there.")
+
+
+def _files(found: list[tuple[str, int]]) -> Files:
+    return Files([path for path, _ in found], torch.tensor([label for _, label in found]))

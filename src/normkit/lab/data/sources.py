@@ -1,0 +1,204 @@
+"""The published sets: their files, checksums, and how people get them.
+
+Checksums are the publishers'; those of unpacked files were taken from verified archives. A number
+stands where only the size is known.
+"""
+
+from __future__ import annotations
+
+from normkit.lab.data import cifar, folders, idx, usps
+from normkit.lab.data.layouts import File, Folder, Layout, Source
+
+
+def _torchvision(name: str) -> str:
+    return (
+        f"Get it with torchvision.datasets.{name}('data', download=True), and let NORMKIT_DATA "
+        "name that folder."
+    )
+
+
+def _idx(name: str, title: str, *md5: str) -> Source:
+    """MNIST and its kin: checksums of the contents, since people compress them anew."""
+    files = []
+    for plain, each in zip(idx.NAMES, md5, strict=True):
+        dotted = plain.replace("-idx", ".idx")
+        files.append(File((plain, f"{plain}.gz", dotted, f"{dotted}.gz"), each, packed=True))
+    layout = Layout(tuple(files), idx.read, ("raw", ""))
+    return Source(name, (layout,), (name, title), _torchvision(title), 10, (60_000, 10_000))
+
+
+def _unpacked(form: cifar.Form, *known: str | int) -> Layout:
+    files = [
+        File((name,), each) if isinstance(each, str) else File((name,), size=each)
+        for name, each in zip((*form.train, *form.test), known, strict=True)
+    ]
+    return Layout(tuple(files), form.unpacked, (form.folder, ""))
+
+
+def _archive(form: cifar.Form, name: str, md5: str, size: int) -> Layout:
+    return Layout((File((name,), md5, size),), form.archive)
+
+
+MNIST = _idx(
+    "mnist",
+    "MNIST",
+    "6bbc9ace898e44ae57da46a324031adb",
+    "a25bea736e30d166cdddb491f175f624",
+    "2646ac647ad5339dbf082846283269ea",
+    "27ae3e4e09519cfbb04c329615203637",
+)
+FASHION = _idx(
+    "fashion-mnist",
+    "FashionMNIST",
+    "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "9018921c3c673c538a1fc5bad174d6f9",
+    "8181f5470baa50b63fa0f6fddb340f0a",
+    "15d484375f8d13e6eb1aabb0c3f46965",
+)
+CIFAR10 = Source(
+    "cifar10",
+    (
+        _unpacked(
+            cifar.BINARY_10,
+            "5dd7e06a14cb22eb9f671a540d1b7c25",
+            "5ea93a67294ea407fff1d09f752e9692",
+            "942cd6a4bcdd0dd3c604fbe906cb4421",
+            "ae636b3ba5c66a11e91e8cb52e771fcb",
+            "53f37980c15c3d472c316c40844f3f0d",
+            "803d5f7f4d78ea53de84dbe85f74fb6d",
+        ),
+        _unpacked(
+            cifar.PYTHON_10,
+            "c99cafc152244af753f735de768cd75f",
+            "d4bba439e000b95fd0a9bffe97cbabec",
+            "54ebc095f3ab1f0389bbae665268c751",
+            "634d18415352ddfa80567beed471001a",
+            "482c414d41f54cd18b22e5b47cb7c3cb",
+            "40351d587109b95175f43aff81a1287e",
+        ),
+        _archive(
+            cifar.BINARY_10,
+            "cifar-10-binary.tar.gz",
+            "c32a1d4ab5d03f1284b67883e8d87530",
+            170_052_171,
+        ),
+        _archive(
+            cifar.PYTHON_10,
+            "cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            170_498_071,
+        ),
+    ),
+    ("cifar10", "cifar-10", "cifar", "CIFAR10"),
+    _torchvision("CIFAR10"),
+    10,
+    (50_000, 10_000),
+)
+CIFAR100 = Source(
+    "cifar100",
+    (
+        _unpacked(cifar.BINARY_100, 153_700_000, 30_740_000),
+        _unpacked(
+            cifar.PYTHON_100,
+            "16019d7e3df5f24257cddd939b257f8d",
+            "f0ef6b0ae62326f3e7ffdfab6717acfc",
+        ),
+        _archive(
+            cifar.BINARY_100,
+            "cifar-100-binary.tar.gz",
+            "03b5dce01913d631647c71ecec9e9cb8",
+            168_513_733,
+        ),
+        _archive(
+            cifar.PYTHON_100,
+            "cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            169_001_437,
+        ),
+    ),
+    ("cifar100", "cifar-100", "cifar", "CIFAR100"),
+    _torchvision("CIFAR100"),
+    100,
+    (50_000, 10_000),
+)
+USPS = Source(
+    "usps",
+    (
+        Layout(
+            (File(("zip.train.gz",), packed=True), File(("zip.test.gz",), packed=True)), usps.read
+        ),
+        Layout(
+            (
+                File(("usps.bz2",), "ec16c51db3855ca6c91edd34d0e9b197"),
+                File(("usps.t.bz2",), "8ea070ee2aca1ac39742fdd1ef5ed118"),
+            ),
+            usps.read,
+        ),
+    ),
+    ("usps", "USPS"),
+    _torchvision("USPS"),
+    10,
+    (7_291, 2_007),
+)
+CUB = Source(
+    "cub200",
+    (
+        Layout(
+            (
+                File(("images.txt",)),
+                File(("image_class_labels.txt",)),
+                File(("train_test_split.txt",)),
+            ),
+            folders.cub,
+            ("CUB_200_2011", ""),
+        ),
+    ),
+    ("cub200", "cub", "CUB_200_2011"),
+    "Get CUB_200_2011.tgz (MD5 97eceeb196236b17998738112f37df78) from "
+    "https://data.caltech.edu/records/65de6-vp158, unpack it, and let NORMKIT_DATA name the "
+    "folder that holds CUB_200_2011.",
+    200,
+    (5_994, 5_794),
+)
+CARS = Source(
+    "stanford-cars",
+    (
+        Layout(
+            (
+                File(("devkit/cars_train_annos.mat",)),
+                File(("cars_test_annos_withlabels.mat",), "b0a2b23655a3edd16d84508592a98d10"),
+                Folder(("cars_train",)),
+                Folder(("cars_test",)),
+            ),
+            folders.cars,
+        ),
+    ),
+    ("stanford_cars", "stanford-cars", "cars"),
+    "Its first home is gone; copies hold cars_train.tgz (MD5 065e5b463ae28d29e77c1b4b166cfe61), "
+    "cars_test.tgz (4ce7ebf6a94d07f1952d94dd34c4d501), car_devkit.tgz "
+    "(c3b158d763b6e2245038c8ad08e45376) and cars_test_annos_withlabels.mat: unpack them in a "
+    "folder stanford_cars, and let NORMKIT_DATA name the folder that holds it.",
+    196,
+    (8_144, 8_041),
+)
+IMAGENET = Source(
+    "imagenet",
+    (Layout((Folder(("train",)), Folder(("val",))), folders.tree),),
+    ("imagenet", "ImageNet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"),
+    "Register at https://image-net.org, get ILSVRC2012, and unpack it into train/CLASS/ and "
+    "val/CLASS/ (torchvision.datasets.ImageNet does that); let NORMKIT_DATA name the folder that "
+    "holds both.",
+    1_000,
+    (1_281_167, 50_000),
+)
+FOLDER = Source(
+    "folder",
+    (Layout((Folder(("train",)), Folder(("test", "val", "validation"))), folders.tree),),
+    (),
+    "Expected data.path/train/CLASS/NAME.jpg and data.path/test/CLASS/NAME.jpg.",
+)
+
+PUBLISHED = {
+    source.name: source
+    for source in (MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET, FOLDER)
+}

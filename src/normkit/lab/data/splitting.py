@@ -1,0 +1,60 @@
+"""Some samples out of many, with the same share of every class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from normkit.errors import OptionError
+from normkit.lab.data.seeding import generator
+
+
+def stratified(labels: Tensor, count: int, *seed: object) -> tuple[Tensor, Tensor]:
+    """Positions of ``count`` samples and of the others, both in ascending order.
+
+    Every class gives its share of ``count``, rounded down; what is left over goes to the largest
+    remainders, and where those are equal, the seed decides.
+
+    >>> chosen, others = stratified(torch.tensor([0] * 6 + [1] * 4), 5, 0)
+    >>> chosen.numel(), int((chosen < 6).sum()), others.numel()
+    (5, 3, 5)
+    """
+    random = generator("split", *seed)
+    sizes = torch.bincount(labels)
+    exact = sizes.double() * count / labels.numel()
+    shares = exact.floor().long()
+    # rounded, so that two classes of one size have one remainder
+    remainders = (exact - shares).mul(1e6).round()
+    order = torch.randperm(sizes.numel(), generator=random)
+    order = order[remainders[order].argsort(descending=True, stable=True)]
+    shares[order[: count - int(shares.sum())]] += 1
+    mixed = torch.randperm(labels.numel(), generator=random)
+    mixed = mixed[labels[mixed].argsort(stable=True)]  # class after class, random within a class
+    rank = torch.arange(labels.numel()) - (sizes.cumsum(0) - sizes)[labels[mixed]]
+    chosen = rank < shares[labels[mixed]]
+    return mixed[chosen].sort().values, mixed[~chosen].sort().values
+
+
+def split(
+    labels: Tensor, validation: float, subset: int | None, seed: int, name: str
+) -> tuple[Tensor, Tensor | None]:
+    """Positions to train on, and to validate on (None where nothing is set aside)."""
+    everything = torch.arange(labels.numel())
+    train, aside = everything, None
+    if validation:
+        count = round(labels.numel() * validation)
+        if not 0 < count < labels.numel():
+            raise OptionError(
+                f"validation={validation} of {labels.numel()} samples of {name} is {count}: "
+                "expected some to train on and some to validate on. Try a larger share."
+            )
+        aside, train = stratified(labels, count, "validation", seed)
+    if subset is not None:
+        if not 0 < subset <= train.numel():
+            raise OptionError(
+                f"subset={subset}, but {name} has {train.numel()} samples to train on"
+                f"{' beside the validation set' if validation else ''}."
+            )
+        chosen, _ = stratified(labels[train], subset, "subset", seed)
+        train = train[chosen]
+    return train, aside
