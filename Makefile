@@ -11,8 +11,8 @@ READY := $(VENV)/.installed
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY) ## the catalog, and two small networks trained side by side (under a minute)
-	$(BIN)/python -m normkit.demo
+demo: $(READY) ## compare five normalizers on small images, with a report (under four minutes)
+	$(BIN)/normkit demo
 
 test: $(READY) ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

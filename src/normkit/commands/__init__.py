@@ -4,7 +4,18 @@ A command has a NAME, a line of HELP, EXAMPLES that its --help ends with, a docs
 begins with, ``add_arguments`` and ``run``, which gives the exit status.
 """
 
-from normkit.commands import calibrate, convert, diagnose, diseases, info, list_, survey, zoo
+from normkit.commands import (
+    calibrate,
+    convert,
+    demo,
+    diagnose,
+    diseases,
+    info,
+    lab,
+    list_,
+    survey,
+    zoo,
+)
 
-COMMANDS = (list_, info, survey, convert, diagnose, calibrate, diseases, zoo)
+COMMANDS = (list_, info, survey, convert, diagnose, calibrate, lab, demo, diseases, zoo)
 """In the order of ``normkit --help``."""

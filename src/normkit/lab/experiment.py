@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -130,10 +130,10 @@ class Run:
 
         Defaults are left out, so that a field that a later release adds changes no id.
         """
-        said = _said(self.setting)
-        if self.setting.data.name != "folder":
-            said.get("data", {}).pop("path", None)
-        return {"protocol": PROTOCOL, "seed": self.seed, "setting": said}
+        setting = self.setting
+        if setting.data.name != "folder":  # elsewhere the path says only where a copy lies
+            setting = replace(setting, data=replace(setting.data, path=None))
+        return {"protocol": PROTOCOL, "seed": self.seed, "setting": _said(setting)}
 
     def torch_seed(self) -> int:
         """The seed as revisiting BN hashes it: the last 32 bits of the MD5 of its digits."""
@@ -204,19 +204,27 @@ class Experiment:
         return self.metric == "accuracy"
 
 
-def _said(record: Any) -> dict[str, Any]:
-    """A record as plain data, without the fields that have their default value."""
-    return dict(_differing(record, type(record)()))
+def _said(value: Any) -> Any:
+    """As plain data: records without the fields that have their default value.
+
+    1 and 1.0 are one number, and lists and tuples one thing, whoever wrote them.
+    """
+    if is_dataclass(value):
+        said = {each.name: getattr(value, each.name) for each in fields(value)}
+        return {
+            each.name: _said(said[each.name])
+            for each in fields(value)
+            if said[each.name] != _default(each)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): _said(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_said(each) for each in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
-def _differing(record: Any, default: Any) -> Iterator[tuple[str, Any]]:
-    for each in fields(record):
-        value, usual = getattr(record, each.name), getattr(default, each.name)
-        if value == usual:
-            continue
-        if hasattr(value, "__dataclass_fields__"):
-            yield each.name, dict(_differing(value, usual))
-        elif each.name == "steps":
-            yield each.name, [asdict(step) for step in value]
-        else:
-            yield each.name, value
+def _default(known: Any) -> Any:
+    """The default of a field; one that has none is always said."""
+    return known.default_factory() if known.default_factory is not MISSING else known.default

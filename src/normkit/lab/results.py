@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -98,3 +99,4 @@ class Comparison:
     baseline_diverged: int
     epochs_to_baseline: float | None  # median, to the baseline's final score
     seconds_to_baseline: float | None
+    p_equivalent_holm: float = math.nan  # corrected as the others; the verdict is drawn from these

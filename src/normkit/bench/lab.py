@@ -1,0 +1,241 @@
+"""Seconds an epoch: a bare loop, the lab's, the lab's with recorded steps, and several at once.
+
+    python -m normkit.bench.lab --device cuda --data cifar10
+    python -m normkit.bench.lab --data synthetic:1x8x8x10x1437 --model native:small_cnn --stem own
+
+What it measures decides ``normkit.lab.train.choosing``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from normkit.errors import NormkitError
+from normkit.lab.data import load
+from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
+from normkit.lab.train import Training, side_by_side
+from normkit.lab.train.choosing import is_recorded, repeatable
+from normkit.lab.train.environment import environment
+from normkit.lab.train.optimizing import optimizer_of
+from normkit.lab.train.precision import autocast, model_dtype
+from normkit.lab.variants import make
+
+TORCH = "torch"  # the model's own norms, nothing converted
+BARE, DIRECT, RECORDED = "bare loop", "lab", "lab, recorded"
+
+Epoch = Callable[[int], None]  # trains the epoch of that number
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train with one normalizer. None: not possible here."""
+
+    norm: str
+    way: str
+    runs: int  # side by side
+    seconds: float | None  # an epoch and run
+    note: str = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = _parser().parse_args(arguments)
+    if asked.threads:
+        torch.set_num_threads(asked.threads)
+    device = torch.device(asked.device)
+    try:
+        sets = load(_setting(asked, TORCH).data, device)
+    except NormkitError as error:
+        print(error, file=sys.stderr)
+        return 2
+    said = environment(device)
+    rule = side_by_side(_setting(asked, TORCH), sets.shape, device)
+    recorded, why_not = is_recorded(device, sets.train)
+    print(f"{said['device']}, torch {said['torch']}, {len(sets.train)} images, {asked.model}")
+    print(f"chosen here: {'recorded' if recorded else why_not}, {rule} side by side\n")
+    print(f"{'norm':<8} {'way':<14} {'runs':>4} {'s/epoch/run':>12} {'against bare':>13}")
+    rows: list[Row] = []
+    for row in measured(asked, sets, device):
+        rows.append(row)
+        print(_line(row, rows), flush=True)
+        if asked.out:
+            _write(asked.out, {"environment": said, "options": _plain(asked), "rows": rows})
+    return 0
+
+
+def measured(asked: argparse.Namespace, sets: Any, device: torch.device) -> Iterator[Row]:
+    """One row after the other. The bare loop and the lab's take turns: their ratio matters."""
+    for norm in asked.norms.split(","):
+        setting = _setting(asked, norm)
+
+        def ways(*made: Callable[[], Epoch]) -> list[float] | str:
+            with repeatable(not asked.fastest):
+                return timed(made, asked.epochs, device)
+
+        def lab(many: int, capture: Any, setting: Setting = setting) -> Callable[[], Epoch]:
+            return partial(abreast, setting, sets, device, many, capture)
+
+        found = ways(partial(bare, setting, sets, device), lab(1, None))
+        yield from _rows(norm, [(BARE, 1), (DIRECT, 1)], found)
+        for many in asked.abreast:
+            if device.type == "cuda":
+                yield from _rows(norm, [(RECORDED, many)], ways(lab(many, "auto")))
+            elif many > 1:
+                yield from _rows(norm, [(DIRECT, many)], ways(lab(many, None)))
+            else:
+                yield Row(norm, RECORDED, 1, None, "only on a GPU")
+
+
+def _rows(norm: str, ways: list[tuple[str, int]], found: list[float] | str) -> Iterator[Row]:
+    for i, (way, many) in enumerate(ways):
+        if isinstance(found, str):
+            yield Row(norm, way, many, None, found)
+        else:
+            yield Row(norm, way, many, found[i] / many)
+
+
+def timed(
+    made: Sequence[Callable[[], Epoch]], epochs: int, device: torch.device
+) -> list[float] | str:
+    """Median seconds of an epoch of each, in turns; the first of each does not count."""
+    times: list[list[float]] = [[] for _ in made]
+    try:
+        contestants = [make_one() for make_one in made]
+        for number in range(1 + epochs):
+            for epoch, found in zip(contestants, times, strict=True):
+                start = time.perf_counter()
+                epoch(number)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                found.append(time.perf_counter() - start)
+    except torch.OutOfMemoryError:
+        return "out of memory"
+    finally:
+        contestants = []
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return [statistics.median(found[1:]) for found in times]
+
+
+def bare(setting: Setting, sets: Any, device: torch.device) -> Epoch:
+    """What anybody would write: no record, no evaluation, no check."""
+    train, run = setting.train, Run(setting, 1)
+    model = make(setting, sets.classes, sets.shape, run.torch_seed())
+    form = torch.channels_last if train.channels_last else torch.preserve_format
+    model = model.to(device, model_dtype(train.precision)).to(memory_format=form)
+    optimizer = optimizer_of(model, train, device)
+
+    def epoch(number: int) -> None:
+        batches = sets.train.batches(train.batch, seed=1, epoch=number, shuffle=True, augment=True)
+        for images, labels in batches:
+            optimizer.zero_grad(set_to_none=True)
+            with autocast(train.precision, device):
+                logits = model(images.to(memory_format=form))
+            F.cross_entropy(logits.float(), labels).backward()
+            optimizer.step()
+
+    return epoch
+
+
+def abreast(setting: Setting, sets: Any, device: torch.device, many: int, capture: Any) -> Epoch:
+    """Runs of the lab that take turns; none of the epochs is evaluated."""
+    runs = [
+        Training(Run(setting, seed), sets, device=device, capture=capture, beside=many)
+        for seed in range(1, many + 1)
+    ]
+
+    def epoch(number: int) -> None:
+        while any(run.epoch <= number for run in runs):
+            for run in runs:
+                if run.epoch <= number:
+                    run.step()
+        if capture is not None and not runs[0].machine.is_recorded:
+            raise NormkitError(f"No record: {runs[0].machine.obstacle or runs[0].why_direct}.")
+
+    return epoch
+
+
+def _setting(asked: argparse.Namespace, norm: str) -> Setting:
+    return Setting(
+        Data(asked.data, path=asked.path, flip=True, crop=asked.crop),
+        Model(asked.model, asked.stem),
+        () if norm == TORCH else (Step("norm", norm),),
+        Train(
+            epochs=asked.epochs + 2,  # the last one, which is evaluated, is never reached
+            batch=asked.batch,
+            worker_batch=asked.worker_batch,
+            lr=0.01,
+            precision=asked.precision,
+            channels_last=asked.device != "cpu",
+            evaluate_every=asked.epochs + 2,
+        ),
+    )
+
+
+def _line(row: Row, rows: list[Row]) -> str:
+    if row.seconds is None:
+        return f"{row.norm:<8} {row.way:<14} {row.runs:>4} {row.note:>12}"
+    bare = next((r.seconds for r in rows if (r.norm, r.way) == (row.norm, BARE)), None)
+    ratio = f"{100 * (row.seconds / bare - 1):+.1f} %" if bare else ""
+    return f"{row.norm:<8} {row.way:<14} {row.runs:>4} {row.seconds:>12.4f} {ratio:>13}"
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    found = {**found, "rows": [asdict(row) for row in found["rows"]]}
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(found, indent=2), encoding="utf-8")
+    os.replace(part, path)
+
+
+def _plain(asked: argparse.Namespace) -> dict[str, Any]:
+    return {name: str(v) if isinstance(v, Path) else v for name, v in vars(asked).items()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m normkit.bench.lab",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="a norm called torch is the model as its library builds it",
+    )
+    add = parser.add_argument
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--data", default="synthetic:3x32x32x10x50000", help="a data set (default: %(default)s)")
+    add("--path", help="where its files are; else NORMKIT_DATA")
+    add("--model", default="torchvision:resnet18", help="default: %(default)s")
+    add("--stem", default="cifar", choices=("own", "cifar"))
+    add("--norms", default=f"{TORCH},bn,gn,ubn", help="default: %(default)s")
+    add("--batch", type=int, default=128)
+    add("--worker-batch", type=int, metavar="K", help="statistics of runs of K samples")
+    add("--crop", type=int, default=4, help="padding of the random crop (default 4)")
+    add("--precision", default="bf16", choices=("float32", "bf16", "fp16"))
+    add("--fastest", action="store_true", help="cuDNN may give other numbers every time")
+    add("--epochs", type=int, default=3, help="that are counted (default 3)")
+    add("--abreast", type=_counts, default=[1, 2, 4], metavar="K,K", help="default: 1,2,4")
+    add("--threads", type=int, metavar="K", help="CPU threads")
+    add("--out", type=Path, metavar="FILE", help="write every number as JSON")
+    return parser
+
+
+def _counts(text: str) -> list[int]:
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"expected positive whole numbers, got {text!r}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Check an experiment without training: its file, its data sets and its models.
+
+Every mistake in the file is told with its key and line; every data set is looked for, and every
+model is built, converted and run once on a few random images."""
+
+from __future__ import annotations
+
+import argparse
+
+from normkit.commands import lab_subject
+from normkit.commands.screen import console
+from normkit.lab.checking import check
+
+NAME = "check"
+HELP = "check an experiment without training"
+EXAMPLES = f"""\
+examples:
+  normkit lab check my.toml
+  normkit lab check my.toml --scale paper
+
+{lab_subject.WHERE}
+
+exit status: 0 it can be trained; 2 it cannot, and why"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    lab_subject.add_experiment(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    experiment = lab_subject.experiment_of(options)
+    check(experiment)
+    runs, cells = experiment.runs(), experiment.cells()
+    names = list(dict.fromkeys(variant.name for variant in experiment.variants))
+    epochs = sum(run.setting.train.epochs for run in runs)
+    where = f" in {len(cells)} cells" if len(cells) > 1 else ""
+    scale = f" at scale {experiment.scale}" if experiment.scale else ""
+    screen = console()
+    screen.print(f"{experiment.title}{scale}: it can be trained.", markup=False)
+    screen.print(
+        f"{len(names)} variants ({', '.join(names)}){where} × {len(experiment.seeds)} seeds: "
+        f"{len(runs)} runs, {epochs:,} epochs. Baseline: {experiment.baseline}.",
+        markup=False,
+    )
+    return 0

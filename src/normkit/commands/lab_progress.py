@@ -1,0 +1,130 @@
+"""A sweep as it goes on: bars on a terminal, lines of text elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from normkit.commands.screen import console
+from normkit.lab.results import DIVERGED, Epoch, Result
+from normkit.lab.sweep import Lines, Plan, Watcher
+from normkit.lab.sweep.messages import Told
+from normkit.lab.sweep.watcher import TimeLeft, outcome, spoken
+from normkit.models import MissingExtra, require
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+WIDTH = 24  # of a bar
+
+
+def watcher() -> Watcher:
+    """What suits the place where the command runs."""
+    try:
+        screen = console(stderr=True)
+    except MissingExtra:
+        return Lines()
+    return Bars(screen) if screen.is_terminal else Lines()
+
+
+class Bars(Watcher):
+    """One bar for the sweep, and one for each run that is being trained."""
+
+    def __init__(self, screen: Console) -> None:
+        self.screen = screen
+        self.runs: dict[str, TaskID] = {}
+        self.began = False
+
+    def begin(self, plan: Plan) -> None:
+        self.plan, self.time, self.since = plan, TimeLeft(plan), time.monotonic()
+        self.ended = set(plan.done)
+        self.progress = _progress(self.screen)
+        self.all = self.progress.add_task("", total=len(plan.entries), said="")
+        self.progress.start()
+        self.began = True
+        self._show()
+
+    def started(self, run: str) -> None:
+        entry = self.plan.entries[run]
+        self.runs[run] = self.progress.add_task(
+            _plain(str(entry)), total=entry.epochs, said="starting"
+        )
+
+    def told(self, told: Told) -> None:
+        self.time.told(told)
+        if told.run in self.runs:
+            self.progress.update(self.runs[told.run], completed=told.epochs)
+            if told.record is not None:
+                self.progress.update(self.runs[told.run], said=_said(told.record))
+        self._show()
+
+    def finished(self, result: Result) -> None:
+        if result.status == DIVERGED:
+            self.say(f"{self.plan.entries[result.run]}: {outcome(result, self.plan.metric)}")
+        self._over(result.run)
+
+    def failed(self, run: str, reason: str) -> None:
+        self.say(f"{self.plan.entries[run]} failed: {reason}")
+        self._over(run)
+
+    def say(self, text: str) -> None:
+        self.screen.print(text, markup=False, soft_wrap=True)
+
+    def end(self) -> None:
+        if not self.began:
+            return
+        for run in list(self.runs):
+            self._close(run)
+        self.progress.stop()
+
+    def _over(self, run: str) -> None:
+        self.ended.add(run)
+        self.time.over(run)
+        self._close(run)
+        self._show()
+
+    def _close(self, run: str) -> None:
+        if run in self.runs:
+            self.progress.remove_task(self.runs.pop(run))
+
+    def _show(self) -> None:
+        seconds = self.time.seconds()
+        left = "" if seconds is None else f", about {spoken(seconds)} left"
+        # by epochs, so that the bar moves while long runs go on
+        epochs = {run: float(entry.epochs) for run, entry in self.plan.entries.items()}
+        self.progress.update(
+            self.all,
+            description=f"{len(self.ended)} of {len(epochs)} runs",
+            total=sum(epochs.values()),
+            completed=sum(epochs.values()) - sum(self.time.left.values()),
+            said=f"{spoken(time.monotonic() - self.since)}{left}",
+        )
+
+
+def _progress(screen: Console) -> Progress:
+    rich = require("rich.progress", "cli", "The lab")
+    made: Progress = rich.Progress(
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(WIDTH),
+        rich.TextColumn("{task.fields[said]}"),
+        console=screen,
+        transient=True,
+    )
+    return made
+
+
+def _plain(text: str) -> str:
+    """A name as it was typed, in a column that reads markup."""
+    made: str = require("rich.markup", "cli", "The lab").escape(text)
+    return made
+
+
+def _said(record: Epoch) -> str:
+    """The last epoch in a few words."""
+    parts = [f"epoch {record.epoch}"]
+    if record.train_loss is not None:
+        parts.append(f"loss {record.train_loss:.3f}")
+    if record.test_accuracy is not None:
+        parts.append(f"test {record.test_accuracy:.1%}")
+    return ", ".join(parts)

@@ -1,0 +1,117 @@
+"""How far experiments are: what is done, what is being trained, and what failed and why.
+
+It only reads, and may be asked while a sweep goes on."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from normkit.commands import lab_subject
+from normkit.commands.screen import console, table
+from normkit.errors import NothingToDo
+from normkit.lab.experiment import Experiment
+from normkit.lab.results import DIVERGED, Result
+from normkit.lab.store import CLAIMED, DONE, FAILED, WAITING, State
+from normkit.lab.store.owner import spoken
+from normkit.lab.store.reading import Reader
+from normkit.lab.sweep import Entry, entries
+
+NAME = "status"
+HELP = "what is done, what is being trained, what failed"
+EXAMPLES = f"""\
+examples:
+  normkit lab status                        every store in {lab_subject.RESULTS}/
+  normkit lab status my.toml                one experiment, variant by variant
+
+{lab_subject.WHERE}"""
+
+HEAD = ("variant", "done", "diverged", "training", "waiting", "failed", "mean")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    lab_subject.add_experiment(parser, nargs="?")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.file is None:
+        return _stores(options.store)
+    experiment = lab_subject.experiment_of(options)
+    names = entries(experiment)
+    with Reader(lab_subject.store_of(options, experiment)) as store:
+        states = {run: State(run, WAITING) for run in names} | store.status(names)
+        results = store.results(names)
+        training = [
+            (str(names[run]), *_last(store, run), spoken(each.owner or ""))
+            for run, each in states.items()
+            if each.state == CLAIMED
+        ]
+    screen = console()
+    rows = _rows(experiment, names, states, results)
+    screen.print(f"{experiment.title}: {_count(states)}.\n", markup=False, soft_wrap=True)
+    screen.print(table("Variants", HEAD, rows))
+    if training:
+        screen.print(table("Being trained", ("run", "epoch", "test accuracy", "by"), training))
+    failed = [(names[run], each.reason) for run, each in states.items() if each.state == FAILED]
+    if failed:
+        screen.print(table("Failed", ("run", "reason"), failed))
+    return 0
+
+
+def _rows(
+    experiment: Experiment,
+    names: Mapping[str, Entry],
+    states: Mapping[str, State],
+    results: Mapping[str, Result],
+) -> Iterator[tuple[object, ...]]:
+    for variant in dict.fromkeys(entry.variant for entry in names.values()):
+        own = [run for run, entry in names.items() if entry.variant == variant]
+        kinds = Counter(states[run].state for run in own)
+        found = [results[run] for run in own if run in results]
+        scores = [s for each in found if (s := each.score(experiment.metric)) is not None]
+        mean = statistics.fmean(scores) if scores else None
+        form = "{:.4f}" if experiment.metric == "loss" else "{:.2%}"
+        yield (
+            variant,
+            f"{kinds[DONE]}/{len(own)}",
+            sum(each.status == DIVERGED for each in found) or None,
+            kinds[CLAIMED] or None,
+            kinds[WAITING] or None,
+            kinds[FAILED] or None,
+            None if mean is None else form.format(mean),
+        )
+
+
+def _last(store: Reader, run: str) -> tuple[object, object]:
+    """The last epoch that a run has told, and its accuracy."""
+    told = store.epochs(run)
+    if not told:
+        return None, None
+    accuracy = told[-1].test_accuracy
+    return told[-1].epoch, None if accuracy is None else f"{accuracy:.2%}"
+
+
+def _count(states: Mapping[str, State]) -> str:
+    kinds = Counter(each.state for each in states.values())
+    words = {CLAIMED: "being trained", WAITING: "waiting", FAILED: "failed"}
+    more = "".join(f", {kinds[kind]} {word}" for kind, word in words.items() if kinds[kind])
+    return f"{kinds[DONE]} of {len(states)} runs done{more}"
+
+
+def _stores(chosen: Path | None) -> int:
+    paths = [chosen] if chosen else sorted(lab_subject.RESULTS.glob("*.sqlite"))
+    if not paths:
+        raise NothingToDo(
+            f"There is no store in {lab_subject.RESULTS}/. Try normkit lab run FILE, or --store."
+        )
+    rows = []
+    for path in paths:
+        with Reader(path) as store:
+            states = store.status()
+        alive = sorted({spoken(each.owner) for each in states.values() if each.owner})
+        rows.append((path, _count(states), ", ".join(alive)))
+    console().print(table("Stores", ("store", "runs", "being trained by"), rows))
+    return 0

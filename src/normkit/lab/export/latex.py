@@ -1,0 +1,136 @@
+"""The table as papers print it: mean ± standard deviation, bold if better, the best underlined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from normkit import __version__
+from normkit.lab.experiment import Cell, Experiment
+from normkit.lab.export.tex import escaped, label
+from normkit.lab.report.arranging import Arrangement, arrange
+from normkit.lab.report.metrics import Metric
+from normkit.lab.report.scores import Board, Scores
+from normkit.lab.report.words import cell_words, counted
+from normkit.lab.results import Comparison, Result
+
+LEVEL = 0.05
+
+
+def latex(
+    experiment: Experiment,
+    results: Mapping[str, Result],
+    comparisons: Sequence[Comparison],
+    *,
+    columns: str | None = None,
+    corrected: bool = True,
+) -> str:
+    """A table for booktabs, with a row for each variant and a column for each value of an axis.
+
+    Bold is what is significantly better than the baseline, underlined the best of its column among
+    those that never diverged. Without ``corrected`` the test is that of revisiting BN, which is
+    not corrected for the number of comparisons.
+    """
+    board = Board(experiment, results)
+    made = arrange(experiment.cells(), columns)
+    better = {(c.variant, c.cell) for c in comparisons if _is_better(c, corrected)}
+    metric = Metric(experiment.metric)
+    width = len(made.columns)
+    lines = [
+        f"% Made by normkit {__version__} from {counted(board.counts['finished'], 'result')}; "
+        "needs \\usepackage{booktabs}.",
+        r"\begin{table}[t]",
+        r"  \centering",
+        f"  \\caption{{{_caption(board, metric, corrected)}}}",
+        f"  \\label{{tab:{label(experiment.name)}}}",
+        f"  \\begin{{tabular}}{{l{'c' * width}}}",
+        r"    \toprule",
+        *_head(made, metric),
+        r"    \midrule",
+    ]
+    for place, group in enumerate(made.groups):
+        if group:
+            if place:
+                lines.append(r"    \midrule")
+            title = escaped(cell_words(group))
+            lines.append(f"    \\multicolumn{{{width + 1}}}{{l}}{{\\emph{{{title}}}}} \\\\")
+        lines += _rows(board, made, group, better, metric)
+    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def _is_better(c: Comparison, corrected: bool) -> bool:
+    return c.verdict == "better" if corrected else c.p_better <= LEVEL  # NaN is not
+
+
+def _caption(board: Board, metric: Metric, corrected: bool) -> str:
+    experiment = board.experiment
+    title = (experiment.title or experiment.name).rstrip(".")
+    unfinished = any(len(scores.by_seed) < len(experiment.seeds) for scores in board)
+    seeds = ("up to " if unfinished else "") + counted(len(experiment.seeds), "seed")
+    rule = " after Holm's correction" if corrected else ", not corrected"
+    said = (
+        f"{escaped(title)}. {escaped(metric.title)}, mean $\\pm$ standard deviation over {seeds}. "
+        f"Bold: significantly better than {escaped(experiment.baseline)} (one-sided paired "
+        f"$t$-test, $p \\le {LEVEL}${rule}). Underlined: best of its column."
+    )
+    if board.counts["diverged"]:
+        said += r" $^\dagger$: so many seeds diverged; the mean is over the others."
+    return said
+
+
+def _head(made: Arrangement, metric: Metric) -> list[str]:
+    if made.axis is None:
+        return [f"    & {escaped(metric.title)} \\\\"]
+    width = len(made.columns)
+    return [
+        f"    & \\multicolumn{{{width}}}{{c}}{{{escaped(made.title)}}} \\\\",
+        f"    \\cmidrule(lr){{2-{width + 1}}}",
+        f"    & {' & '.join(map(escaped, made.heads()))} \\\\",
+    ]
+
+
+def _rows(
+    board: Board,
+    made: Arrangement,
+    group: Cell,
+    better: set[tuple[str, Cell]],
+    metric: Metric,
+) -> list[str]:
+    cells = [made.cell(group, column) for column in made.columns]
+    best = {cell: _best(board, cell, metric) for cell in cells if cell is not None}
+    rows = []
+    for name in board.names():
+        found = [None if cell is None else board.get(name, cell) for cell in cells]
+        if any(scores is not None for scores in found):
+            texts = [
+                "--"
+                if scores is None
+                else _entry(
+                    scores,
+                    metric,
+                    bold=(name, scores.variant.cell) in better,
+                    best=best[scores.variant.cell],
+                )
+                for scores in found
+            ]
+            rows.append(f"    {escaped(name)} & {' & '.join(texts)} \\\\")
+    return rows
+
+
+def _best(board: Board, cell: Cell, metric: Metric) -> str | None:
+    """The best mean of a column as it is printed, so that equal numbers are underlined alike."""
+    means = [s.mean for s in board.in_cell(cell) if s.mean is not None and not s.diverged]
+    if not means:
+        return None
+    return metric.plain(max(means) if board.experiment.higher_is_better else min(means))
+
+
+def _entry(scores: Scores, metric: Metric, *, bold: bool, best: str | None) -> str:
+    lost = len(scores.diverged)
+    if scores.mean is None:
+        return "diverged" if lost else "--"
+    text = metric.spread(scores.mean, scores.std).replace("±", r"\pm").replace("−", "-")
+    math = f"$\\mathbf{{{text}}}$" if bold else f"${text}$"
+    if best is not None and not lost and metric.plain(scores.mean) == best:
+        math = f"\\underline{{{math}}}"
+    return f"{math}$^{{\\dagger {lost}}}$" if lost else math

@@ -1,0 +1,118 @@
+"""Figures as plain data: short enough for a page, and without any look of their own.
+
+A figure has views (accuracy, loss, …), a view has panels (one for each cell), and a panel has
+marks. The page's script makes plotly's traces of them, in the colours of the page, which may be
+light or dark, and with the dash and the symbol of each variant.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normkit.lab.report.styling import Look
+
+Mark = dict[str, Any]
+HEIGHT = 320  # pixels
+SIGNIFICANT = 5  # digits of the numbers in a page
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    marks: tuple[Mark, ...]
+    layout: Mapping[str, Any]
+    format: str = ".4~g"  # of values, when one points at them
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON. What is the same for all marks is said once: mostly that is x."""
+        marks = list(self.marks)
+        shared = marks[0].get("x") if marks else None
+        if shared is not None:
+            marks = [{k: v for k, v in m.items() if k != "x" or v != shared} for m in marks]
+        return {
+            "title": self.title,
+            "marks": marks,
+            "x": shared,
+            "layout": self.layout,
+            "format": self.format,
+        }
+
+
+@dataclass(frozen=True)
+class View:
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One card of the page."""
+
+    id: str
+    title: str
+    about: str
+    views: tuple[View, ...]
+
+    def kept(self) -> Figure | None:
+        """Without empty panels and views; None if nothing is left."""
+        views = [
+            View(view.title, tuple(panel for panel in view.panels if panel.marks))
+            for view in self.views
+        ]
+        full = tuple(view for view in views if view.panels)
+        return Figure(self.id, self.title, self.about, full) if full else None
+
+    def plain(self) -> list[dict[str, Any]]:
+        return [
+            {"title": view.title, "panels": [panel.plain() for panel in view.panels]}
+            for view in self.views
+        ]
+
+
+def mark(
+    kind: str,
+    look: Look,
+    x: Sequence[Any],
+    y: Sequence[float | None],
+    std: Sequence[float | None] | None = None,
+    **more: Any,
+) -> Mark:
+    """Values of a variant: a line with a band, points with bars, …; page.js has the kinds."""
+    made = {"k": kind, "v": look.place, "x": numbers(x), "y": numbers(y), **more}
+    if std is not None and any(std):
+        made["s"] = numbers([each or 0.0 for each in std])
+    return made
+
+
+def numbers(values: Sequence[Any]) -> list[Any]:
+    return [number(value) for value in values]
+
+
+def number(value: Any) -> Any:
+    """A number short enough for a page; what is not finite is a gap."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        short = float(f"{value:.{SIGNIFICANT}g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    return said(value) if isinstance(value, str) else value
+
+
+def said(text: object) -> str:
+    """Text for a chart. Plotly reads some markup in texts; what users typed is none."""
+    return html.escape(str(text), quote=False)
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    return {"title": {"text": said(title)}, **more}
+
+
+def thinned(count: int, most: int) -> list[int]:
+    """Places of at most so many points, evenly spread, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})

@@ -1,0 +1,122 @@
+"""What each variant's seeds gave: gathered from the results, and described, nothing inferred."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from normkit.lab.experiment import Cell, Experiment, Run, Variant
+from normkit.lab.report.words import known
+from normkit.lab.results import DIVERGED, Result
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One variant in one cell, seed by seed."""
+
+    variant: Variant
+    metric: str
+    runs: Mapping[int, Run]  # by seed, all that were asked for
+    results: Mapping[int, Result]  # by seed, those that there are
+
+    @cached_property
+    def by_seed(self) -> dict[int, float]:
+        """The score of every seed that finished without diverging."""
+        scores = {seed: result.score(self.metric) for seed, result in self.results.items()}
+        return {seed: score for seed, score in scores.items() if score is not None and known(score)}
+
+    @cached_property
+    def diverged(self) -> list[int]:
+        return [seed for seed, result in self.results.items() if result.status == DIVERGED]
+
+    @cached_property
+    def missing(self) -> list[int]:
+        return [seed for seed in self.runs if seed not in self.results]
+
+    @property
+    def done(self) -> list[Result]:
+        return [result for seed, result in self.results.items() if seed in self.by_seed]
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.by_seed.values()) if self.by_seed else None
+
+    @property
+    def std(self) -> float | None:
+        return deviation(list(self.by_seed.values()))
+
+
+class Board:
+    """The scores of all variants in all cells."""
+
+    def __init__(self, experiment: Experiment, results: Mapping[str, Result]) -> None:
+        self.experiment = experiment
+        self._scores: dict[tuple[str, Cell], Scores] = {}
+        for variant in experiment.variants:
+            runs = {run.seed: run for run in variant.runs(experiment.seeds)}
+            found = {seed: results[run.id] for seed, run in runs.items() if run.id in results}
+            self._scores[variant.name, variant.cell] = Scores(
+                variant, experiment.metric, runs, found
+            )
+
+    def __iter__(self) -> Iterator[Scores]:
+        return iter(self._scores.values())
+
+    def get(self, name: str, cell: Cell) -> Scores | None:
+        return self._scores.get((name, cell))
+
+    def baseline(self, cell: Cell) -> Scores | None:
+        return self.get(self.experiment.baseline, cell)
+
+    def names(self) -> list[str]:
+        """Variants in the order of the file, the baseline first."""
+        names = dict.fromkeys([self.experiment.baseline])
+        names.update(dict.fromkeys(name for name, _ in self._scores))
+        return list(names)
+
+    def in_cell(self, cell: Cell) -> list[Scores]:
+        found = (self.get(name, cell) for name in self.names())
+        return [scores for scores in found if scores is not None]
+
+    def differences(self, scores: Scores) -> dict[int, float]:
+        """By seed, against the baseline of the cell; positive is better."""
+        base = self.baseline(scores.variant.cell)
+        if base is None:
+            return {}
+        sign = 1 if self.experiment.higher_is_better else -1
+        shared = [seed for seed in scores.by_seed if seed in base.by_seed]
+        return {seed: sign * (scores.by_seed[seed] - base.by_seed[seed]) for seed in shared}
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Of distinct runs: how many were asked for, are there, diverged, are missing."""
+        states: dict[str, str] = {}
+        for scores in self:
+            for seed, run in scores.runs.items():
+                result = scores.results.get(seed)
+                states[run.id] = "missing" if result is None else result.status
+        diverged = sum(state == DIVERGED for state in states.values())
+        missing = sum(state == "missing" for state in states.values())
+        finished = len(states) - missing
+        return {"all": len(states), "finished": finished, "diverged": diverged, "missing": missing}
+
+    def all_results(self) -> list[Result]:
+        """Every result once, although two variants may share a run."""
+        return list({r.run: r for scores in self for r in scores.results.values()}.values())
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Standard deviation over seeds, with n − 1; None for a single one."""
+    if len(values) < 2:
+        return None
+    mean = math.fsum(values) / len(values)  # statistics.stdev is exact, and much slower
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def average(values: Sequence[float | None]) -> float | None:
+    """Mean of what is known; None where nothing is."""
+    found = [value for value in values if value is not None and known(value)]
+    return statistics.fmean(found) if found else None

@@ -1,0 +1,124 @@
+"""The verdict table, and the map of verdicts over the cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normkit.lab.experiment import Cell
+from normkit.lab.report import forest
+from normkit.lab.report.answer import ranked, shown
+from normkit.lab.report.arranging import Arrangement, arrange, axes_of, group_words
+from normkit.lab.report.metrics import Metric
+from normkit.lab.report.scores import Board, Scores
+from normkit.lab.report.styling import Look
+from normkit.lab.report.words import axis_words, known, value_words
+from normkit.lab.results import Comparison
+
+BASELINE = "baseline"
+SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "not shown": "?", "diverged": "✕"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A row of the table. The baseline has a row too, without a comparison."""
+
+    look: Look
+    place: tuple[tuple[Any, str], ...]  # value and word for each axis
+    verdict: str
+    scores: Scores
+    comparison: Comparison | None
+    picture: forest.Row | None
+
+    @property
+    def more(self) -> str:
+        c = self.comparison
+        if c is None or c.verdict != "not shown":
+            return ""
+        if not c.pairs:
+            return "" if c.diverged else "no seed finished by both"
+        return f"≈ {c.more_seeds:,} more seeds" if c.more_seeds else ""
+
+
+def axis_heads(board: Board) -> list[str]:
+    return [axis_words(path) for path in axes_of(board.experiment.cells())]
+
+
+def rows(
+    board: Board, comparisons: Sequence[Comparison], looks: Mapping[str, Look]
+) -> list[Verdict]:
+    """Cell by cell: the baseline, then the others from the best to the worst."""
+    experiment = board.experiment
+    metric = Metric(experiment.metric)
+    axes = list(axes_of(experiment.cells()))
+    differences = {
+        (c.variant, c.cell): board.differences(scores)
+        for c in comparisons
+        if (scores := board.get(c.variant, c.cell)) is not None
+    }
+    ends = [v for c in comparisons for v in (c.low, c.high, c.difference)]
+    to = forest.scale([*ends, *(v for each in differences.values() for v in each.values())])
+    made = []
+    for cell in experiment.cells():
+        place = tuple((dict(cell).get(axis), value_words(dict(cell).get(axis))) for axis in axes)
+        base = board.baseline(cell)
+        if base is not None:
+            look = looks[base.variant.name]
+            made.append(Verdict(look, place, BASELINE, base, None, None))
+        for c in ranked([c for c in comparisons if c.cell == cell]):
+            scores = board.get(c.variant, cell)
+            if scores is not None:
+                seeds = differences[c.variant, cell]
+                picture = forest.row(c, seeds, to, experiment.equivalence, metric)
+                made.append(Verdict(looks[c.variant], place, shown(c), scores, c, picture))
+    return made
+
+
+@dataclass(frozen=True)
+class Map:
+    """Verdicts over the cells: a line for each variant, a column for each value of an axis."""
+
+    arrangement: Arrangement
+    groups: tuple[tuple[str, tuple[tuple[Look, tuple[Comparison | None, ...]], ...]], ...]
+
+    @property
+    def single(self) -> bool:
+        """Whether every group has one line: then its title can stand before that."""
+        return all(title and len(lines) == 1 for title, lines in self.groups)
+
+
+def verdict_map(
+    board: Board, comparisons: Sequence[Comparison], looks: Mapping[str, Look]
+) -> Map | None:
+    """None where there is but one cell, which the table shows better."""
+    cells = board.experiment.cells()
+    if len(cells) < 2 or not any(c.pairs for c in comparisons):
+        return None
+    by_place = {(c.variant, c.cell): c for c in comparisons}
+    arrangement = arrange(cells)
+
+    def line(name: str, group: Cell) -> tuple[Comparison | None, ...]:
+        found = (arrangement.cell(group, column) for column in arrangement.columns)
+        return tuple(None if cell is None else by_place.get((name, cell)) for cell in found)
+
+    names = list(dict.fromkeys(c.variant for c in comparisons))
+    groups = []
+    for group in arrangement.groups:
+        lines = [(looks[name], line(name, group)) for name in names]
+        kept = tuple((look, found) for look, found in lines if any(c is not None for c in found))
+        if kept:
+            groups.append((group_words(group), kept))
+    return Map(arrangement, tuple(groups))
+
+
+def strengths(comparisons: Sequence[Comparison]) -> Callable[[Comparison], float]:
+    """How strongly the map colours a difference, from 0 to 1: relative to the largest one."""
+    sizes = [abs(c.difference) for c in comparisons if known(c.difference)]
+    most = max(sizes, default=0.0)
+
+    def strength(c: Comparison) -> float:
+        certain = c.verdict in ("better", "worse") and known(c.difference)
+        return round(abs(c.difference) / most, 2) if certain and most else 0.0
+
+    return strength

@@ -1,0 +1,135 @@
+"""How numbers, settings and points of the grid are said: for pages, terminals and tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, TypeGuard
+
+from normkit.lab.experiment import Cell
+
+NONE = "–"
+
+# paths of a setting, as one would say them: the name of an axis, and a value of it in a sentence
+AXES = {
+    "train.worker_batch": ("samples a worker", "{} samples a worker"),
+    "train.batch": ("batch size", "batch size {}"),
+    "train.lr": ("learning rate", "learning rate {}"),
+    "train.epochs": ("epochs", "{} epochs"),
+    "train.accumulate": ("iteration size", "iteration size {}"),
+    "data.subset": ("training samples", "{} training samples"),
+    "data.name": ("data", "{}"),
+    "model.name": ("model", "{}"),
+    "norm.groups": ("groups", "{} groups"),
+}
+
+
+def known(value: float | None) -> TypeGuard[float]:
+    """Whether a number says anything: neither None nor NaN nor infinite."""
+    return value is not None and math.isfinite(value)
+
+
+def axis_words(path: str) -> str:
+    """
+    >>> axis_words("train.worker_batch"), axis_words("train.weight_decay")
+    ('samples a worker', 'weight decay')
+    """
+    return AXES[path][0] if path in AXES else path.rpartition(".")[2].replace("_", " ")
+
+
+def value_words(value: Any) -> str:
+    """A value of a setting, short: "torchvision:resnet18" is "resnet18"."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str):
+        library, colon, name = value.partition(":")
+        return name if colon and library in ("timm", "torchvision", "native") else value
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(value_words, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={value_words(each)}" for key, each in value.items()) or "none"
+    return str(value)
+
+
+def cell_words(cell: Cell) -> str:
+    """
+    >>> cell_words((("model.name", "timm:resnet50"), ("train.worker_batch", 2)))
+    'resnet50, 2 samples a worker'
+    """
+    return ", ".join(_said(path, value) for path, value in cell)
+
+
+def _said(path: str, value: Any) -> str:
+    if path == "train.worker_batch" and value is None:
+        return "the whole batch on one worker"
+    pattern = AXES[path][1] if path in AXES else axis_words(path) + " {}"
+    text = value_words(value)
+    return pattern.replace("{}", text) if text != "1" else _single(pattern)
+
+
+def _single(pattern: str) -> str:
+    head, _, tail = pattern.partition("{} ")
+    first, _, rest = tail.partition(" ")
+    return f"{head}1 {first.removesuffix('s')} {rest}".strip() if tail else pattern.format(1)
+
+
+def listed(names: Iterable[object], most: int = 8) -> str:
+    """a, b and c; with very many names the last ones are counted."""
+    texts = [str(name) for name in names]
+    if len(texts) > most:
+        texts = [*texts[: most - 1], f"{len(texts) - most + 1} more"]
+    return texts[0] if len(texts) == 1 else " and ".join([", ".join(texts[:-1]), *texts[-1:]])
+
+
+def counted(count: int, noun: str) -> str:
+    """1 seed, 2 seeds."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float | None) -> str:
+    """
+    >>> duration(0.25), duration(42.1), duration(3750)
+    ('0.25 s', '42 s', '1 h 2 min')
+    """
+    if seconds is None or not known(seconds):
+        return NONE
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours:,} h" + (f" {rest} min" if rest and hours < 24 else "")
+
+
+def size(count: float | None) -> str:
+    """Bytes, in units of 1024."""
+    if count is None or not known(count):
+        return NONE
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
+
+
+def probability(value: float | None) -> str:
+    """A p-value; small ones are not more exact than they are."""
+    if value is None or not known(value):
+        return NONE
+    if value < 0.001:
+        return "< 0.001"
+    return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+
+
+def three(value: float | None) -> str:
+    """A number with three digits."""
+    if value is None or not known(value):
+        return NONE
+    return f"{value:.3g}".replace("-", "−") if abs(value) < 1000 else f"{value:,.0f}"

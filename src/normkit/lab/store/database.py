@@ -1,0 +1,144 @@
+"""The SQLite file behind a store: its tables, its version, and its troubles in plain words."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from normkit.errors import NormkitError
+
+VERSION = 1
+PATIENCE = 30.0  # seconds to wait for another process to end its transaction
+
+TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE runs (
+  id TEXT PRIMARY KEY,
+  content TEXT NOT NULL,                  -- JSON, of which the id is a hash
+  state TEXT NOT NULL DEFAULT 'waiting',  -- waiting, claimed, done, failed
+  owner TEXT,                             -- the launcher that has claimed it
+  reason TEXT NOT NULL DEFAULT ''         -- why it failed
+) WITHOUT ROWID;
+CREATE TABLE epochs (                     -- of runs that are being trained
+  run TEXT NOT NULL REFERENCES runs (id),
+  epoch INTEGER NOT NULL,
+  record TEXT NOT NULL,                   -- JSON
+  PRIMARY KEY (run, epoch)
+) WITHOUT ROWID;
+CREATE TABLE results (
+  run TEXT PRIMARY KEY REFERENCES runs (id),
+  record TEXT NOT NULL,                   -- JSON
+  finished TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+) WITHOUT ROWID;
+"""
+
+
+class StoreError(NormkitError):
+    """A store that cannot be read or written."""
+
+
+class DiskFull(StoreError):
+    """There is no room left for results or checkpoints."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a store, or make it where there is none."""
+    with plainly(path):
+        # transactions are begun and ended by name: see writing()
+        made = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+        try:
+            _be_a_store(made, path)
+        except BaseException:
+            made.close()
+            raise
+    return made
+
+
+def _be_a_store(made: sqlite3.Connection, path: Path) -> None:
+    made.execute("PRAGMA synchronous = FULL")  # what is committed survives a power cut
+    made.execute("PRAGMA foreign_keys = ON")
+    damage = made.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if damage != "ok":
+        raise StoreError(_damaged(path, damage))
+    if not _tables(made):
+        _write_ahead(made)
+        with writing(made):
+            if not _tables(made):  # another launcher may have been first
+                for statement in TABLES.split(";")[:-1]:
+                    made.execute(statement)
+                made.execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
+    if "meta" not in _tables(made):
+        raise StoreError(f"{path} is a database, but no store of normkit. Try another --store.")
+    row = made.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
+    version = int(row[0]) if row else 0
+    if version > VERSION:
+        raise StoreError(
+            f"{path} was written by a newer normkit: it is a store of version {version}, and this "
+            f"normkit knows versions up to {VERSION}. Try: pip install --upgrade normkit"
+        )
+
+
+def _tables(made: sqlite3.Connection) -> set[str]:
+    found = made.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    return {name for (name,) in found}
+
+
+def _write_ahead(made: sqlite3.Connection) -> None:
+    """Readers and the writer do not wait for each other; kept in the file from then on."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            made.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            # two at once: for this statement SQLite does not wait by itself
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+@contextmanager
+def writing(connection: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing, and one process at a time."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def plainly(path: Path) -> Iterator[None]:
+    """SQLite's errors as ours: what is wrong with which file, and what to try."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        kind = getattr(error, "sqlite_errorname", "")
+        said = str(error).rstrip(".")
+        if kind.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
+            raise DiskFull(
+                f"{path} could not be written: {said}. Nothing that it holds is lost. "
+                "Try to make room on that disk, then the same command again."
+            ) from error
+        if kind.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+            raise StoreError(_damaged(path, said)) from error
+        if kind.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            raise StoreError(
+                f"{path} has been locked by another program for {PATIENCE:.0f} s. "
+                "Try again when it has ended."
+            ) from error
+        raise StoreError(f"{path} could not be used as a store: {said}.") from error
+
+
+def _damaged(path: Path, said: str) -> str:
+    return (
+        f"{path} is damaged, or no store of normkit: {' '.join(said.split())}. Try a copy of it "
+        f"from before, or move it away: runs are then trained again, from the checkpoints in "
+        f"{path}.runs as far as there are any."
+    )

@@ -1,0 +1,164 @@
+"""Workers on the machines of a Ray cluster, or on this one.
+
+A checkpoint is written where its worker is. On machines that share the store's folder a lost run
+goes on from there; elsewhere it begins anew, and comes to the same numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from normkit.errors import OptionError
+from normkit.lab.sweep.messages import Broke, Done, Job, Left, Lost, Message
+from normkit.lab.sweep.places import TOGETHER
+from normkit.lab.sweep.serving import TRAINER, Server
+from normkit.models import require
+
+ASK = 2.0  # seconds that a worker waits for a message before it says that there is none
+
+
+class Ray:
+    """An engine of Ray actors, one run at a time each, or a few on a GPU."""
+
+    def __init__(
+        self, workers: int | None, device: str | None, most: int, trainer: str = TRAINER
+    ) -> None:
+        self._ray = require("ray", "ray", "--engine ray")
+        self._began = not self._ray.is_initialized()
+        if self._began:  # the cluster that RAY_ADDRESS names, or one on this machine
+            self._ray.init(include_dashboard=False, log_to_driver=False)
+        resources = self._ray.cluster_resources()
+        if device is None:
+            device = "cuda" if resources.get("GPU") else "cpu"
+        # a worker sees the GPU that it was given, and no other
+        self._device = device.partition(":")[0]
+        kind = "GPU" if self._device == "cuda" else "CPU"
+        many = int(resources.get(kind, 0))
+        if not many:
+            raise OptionError(f"device got {device!r}, and the Ray cluster has no {kind}.")
+        self._size = min(workers or many, many, most)
+        self._trainer = trainer
+        self._together = TOGETHER if kind == "GPU" else 1
+        self._remote = self._ray.remote(
+            num_cpus=1, num_gpus=int(kind == "GPU"), max_concurrency=4, max_restarts=0
+        )(Actor)
+        self._workers: list[_Worker] = []
+
+    def size(self) -> int:
+        return self._size
+
+    def room(self) -> int:
+        idle = any(not worker.jobs for worker in self._workers)
+        return self._together if idle or len(self._workers) < self._size else 0
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        worker = next((each for each in self._workers if not each.jobs), None)
+        if worker is None:
+            worker = _Worker(self._ray, self._remote.remote(self._trainer, self._device))
+            self._workers.append(worker)
+        worker.give(jobs)
+
+    def poll(self, seconds: float) -> list[Message]:
+        if not self._workers:
+            time.sleep(seconds)
+            return []
+        asked = {worker.asked: worker for worker in self._workers}
+        ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=seconds)
+        told: list[Message] = []
+        for reference in ready:
+            worker = asked[reference]
+            told += worker.read()
+            if worker.over:
+                self._ray.kill(worker.actor)
+                self._workers.remove(worker)
+        return told
+
+    def stop(self) -> None:
+        for worker in self._workers:
+            worker.actor.stop.remote()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            self._ray.kill(worker.actor)
+        self._workers.clear()
+        if self._began:
+            self._ray.shutdown()
+
+
+class Actor:
+    """A worker, in a process that Ray has started somewhere."""
+
+    def __init__(self, trainer: str, device: str) -> None:
+        warnings.simplefilter("ignore")
+        logging.disable()
+        self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.stopping = threading.Event()
+        self.server = Server(trainer, device, self.messages.put, self.stopping.is_set)
+
+    def serve(self, jobs: Sequence[Job]) -> None:
+        torch.set_num_threads(1)  # as a local worker
+        self.server.serve(jobs)
+
+    def collect(self) -> list[Message]:
+        """What there is to tell; after a while, that there is nothing."""
+        told: list[Message] = []
+        try:
+            told.append(self.messages.get(timeout=ASK))
+            while True:
+                told.append(self.messages.get_nowait())
+        except queue.Empty:
+            return told
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+
+class _Worker:
+    """An actor, the jobs that it has, and a question that it has not answered yet."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self.ray, self.actor = ray, actor
+        self.jobs: dict[str, Job] = {}
+        self.shared = self.awake = self.over = False
+        self.asked = actor.collect.remote()
+
+    def give(self, jobs: Sequence[Job]) -> None:
+        self.jobs = {job.run.id: job for job in jobs}
+        self.shared = len(jobs) > 1
+        self.actor.serve.remote(list(jobs))
+
+    def read(self) -> list[Message]:
+        try:
+            told: list[Message] = self.ray.get(self.asked)
+        except self.ray.exceptions.RayError as error:
+            self.over = True
+            return [Lost(run, _why(error), self.awake, self.shared) for run in self.jobs]
+        self.awake = True
+        for message in told:
+            if isinstance(message, Done):
+                self.jobs.pop(message.result.run, None)
+            elif isinstance(message, Left | Broke):
+                self.jobs.pop(message.run, None)
+                # after an error, another process takes the next job
+                self.over = isinstance(message, Broke) and not self.jobs
+        if not self.over:
+            self.asked = self.actor.collect.remote()
+        return told
+
+
+def _why(error: BaseException) -> str:
+    """The first and the last line of what Ray says: what happened, and what an error said."""
+    plain = re.sub(r"\x1b\[\d+m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip(" ^~")]
+    ends = dict.fromkeys([lines[0], lines[-1]] if lines else [type(error).__name__])
+    said = " … ".join(end[:200].rstrip(".") for end in ends)
+    return f"the Ray worker ended: {said}"

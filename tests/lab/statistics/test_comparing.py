@@ -1,0 +1,154 @@
+"""From results to verdicts: which runs are paired, what is counted, what is said of too little."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+from lab.statistics.made_up import experiment, result, results, variant
+from normkit.errors import OptionError
+from normkit.lab.experiment import Run
+from normkit.lab.results import Comparison, Result
+from normkit.lab.statistics import compare, effect, interval, paired_t, sign_flip, tost
+
+BN = [0.90, 0.91, 0.92, 0.90, 0.91]
+BCN = [0.92, 0.94, 0.93, 0.92, 0.94]
+
+
+def only(found: list[Comparison]) -> Comparison:
+    (comparison,) = found
+    return comparison
+
+
+def test_every_number_of_a_comparison() -> None:
+    about = experiment("bn", "bcn", seeds=5)
+    found = only(compare(about, results(about, {"bn": BN, "bcn": BCN})))
+    better = [a - b for a, b in zip(BCN, BN, strict=True)]
+    assert (found.variant, found.baseline, found.cell, found.pairs) == ("bcn", "bn", (), 5)
+    assert (found.mean, found.baseline_mean) == pytest.approx((0.93, 0.908))
+    assert (found.std, found.baseline_std) == pytest.approx((0.01, 0.0083666), abs=1e-7)
+    assert found.difference == pytest.approx(0.022)
+    assert (found.low, found.high) == pytest.approx(interval(better), abs=1e-12)
+    assert found.effect == pytest.approx(effect(better))
+    assert (found.p_better, found.p_worse) == pytest.approx(paired_t(BCN, BN))
+    assert (found.p_better_holm, found.p_worse_holm) == (found.p_better, found.p_worse)
+    assert found.p_sign_flip == sign_flip(better)
+    assert found.p_equivalent == pytest.approx(tost(better, 0.005))
+    assert (found.verdict, found.more_seeds) == ("better", None)
+    assert (found.diverged, found.baseline_diverged) == (0, 0)
+    assert (found.epochs_to_baseline, found.seconds_to_baseline) == (2.0, 20.0)
+
+
+@pytest.mark.parametrize("metric", ["error", "loss"])
+def test_positive_is_better_whatever_the_metric(metric: str) -> None:
+    about = experiment("bn", "bcn", seeds=5, metric=metric)
+    found = only(compare(about, results(about, {"bn": BN, "bcn": BCN})))
+    assert found.mean == pytest.approx(0.07)
+    assert found.difference == pytest.approx(0.022)
+    assert found.low > 0
+    assert (found.verdict, found.epochs_to_baseline) == ("better", 2.0)
+
+
+def test_the_other_verdicts() -> None:
+    about = experiment("bn", "worse", "same", "unclear", seeds=5)
+    wild = [0.99, 0.80, 0.95, 0.85, 0.99]
+    same = [a + b for a, b in zip(BCN, [0.001, -0.001, 0.0, 0.0005, 0.0], strict=True)]
+    scores = {"bn": BCN, "worse": BN, "same": same, "unclear": wild}
+    found = {each.variant: each for each in compare(about, results(about, scores))}
+    assert {name: each.verdict for name, each in found.items()} == {
+        "worse": "worse",
+        "same": "equivalent",
+        "unclear": "not shown",
+    }
+    assert (found["unclear"].more_seeds or 0) > 5
+    assert found["same"].more_seeds is None
+    assert found["worse"].epochs_to_baseline is None
+
+
+def test_holm_over_variants_and_cells() -> None:
+    cells = [(("train.batch", 2),), (("train.batch", 64),)]
+    about = experiment("bn", "a", "b", seeds=5, cells=cells)
+    close = [x + d for x, d in zip(BN, [0.01, 0.02, -0.004, 0.02, 0.01], strict=True)]
+    known: dict[str, Result] = {}
+    for cell in cells:
+        known |= results(about, {"bn": BN, "a": close, "b": BCN}, cell)
+    found = compare(about, known)
+    assert [(each.variant, each.cell) for each in found] == [
+        (name, cell) for cell in cells for name in ("a", "b")
+    ]
+    weak, strong = found[0], found[1]
+    assert weak.p_better <= 0.05 < weak.p_better_holm == pytest.approx(2 * weak.p_better)
+    assert strong.p_better_holm == pytest.approx(4 * strong.p_better)
+    assert (weak.verdict, strong.verdict) == ("not shown", "better")
+    assert weak.p_equivalent_holm >= weak.p_equivalent
+
+
+def test_only_seeds_that_both_finished() -> None:
+    about = experiment("bn", "bcn", seeds=5)
+    scores = {"bn": [0.1, *BN[1:]], "bcn": [None, *BCN[1:4]]}
+    found = only(compare(about, results(about, scores)))
+    assert (found.pairs, found.diverged, found.baseline_diverged) == (3, 1, 0)
+    assert found.baseline_mean == pytest.approx(0.91)
+    assert found.mean == pytest.approx(0.93)
+
+
+def test_divergences_are_counted_apart() -> None:
+    about = experiment("bn", "bcn", seeds=5)
+    scores = {"bn": [None, None, 0.9, 0.91, 0.92], "bcn": [0.9, None, 0.93, 0.92, math.nan]}
+    found = only(compare(about, results(about, scores)))
+    assert (found.pairs, found.diverged, found.baseline_diverged) == (2, 2, 2)
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+def test_too_few_pairs_say_so(finished: int) -> None:
+    about = experiment("bn", "bcn", seeds=5)
+    found = only(compare(about, results(about, {"bn": BN, "bcn": BCN[:finished]})))
+    assert (found.pairs, found.verdict, found.more_seeds) == (finished, "not shown", None)
+    unknown = {name for name, value in asdict(found).items() if value != value}
+    tests = {name for name in asdict(found) if name.startswith("p_")}
+    expected = tests | {"std", "baseline_std", "low", "high", "effect"}
+    if not finished:
+        expected |= {"mean", "baseline_mean", "difference"}
+    assert unknown == expected
+
+
+def test_nothing_to_compare() -> None:
+    about = experiment("bn", seeds=3)
+    assert compare(about, {}) == []
+
+
+def test_the_same_run_under_two_names_is_not_better() -> None:
+    about = experiment("bn", "bcn", seeds=5)
+    found = only(compare(about, results(about, {"bn": BN, "bcn": BN})))
+    assert (found.difference, found.verdict) == (0.0, "equivalent")
+    assert (found.p_better, found.p_worse) == (1.0, 1.0)
+
+
+def test_a_variant_without_a_baseline() -> None:
+    cell = (("train.batch", 2),)
+    about = experiment("bn", seeds=3)
+    lonely = type(about)(**{**vars(about), "variants": (*about.variants, variant("bcn", cell))})
+    with pytest.raises(OptionError, match=r"'bcn' has nothing to be compared with.*'train.batch'"):
+        compare(lonely, {})
+
+
+def test_results_of_other_experiments_do_not_matter() -> None:
+    about = experiment("bn", "bcn", seeds=5)
+    known = results(about, {"bn": BN, "bcn": BCN})
+    other = Run(variant("gn").setting, 1)
+    assert compare(about, {**known, other.id: result(other.id, 0.1)}) == compare(about, known)
+
+
+def test_without_scipy_it_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['scipy'] = None\n"
+        "from normkit.lab.statistics import paired_t\n"
+        "paired_t([1, 2], [0, 0.5])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "pip install 'normkit[lab]'" in ran.stderr

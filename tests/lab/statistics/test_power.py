@@ -1,0 +1,71 @@
+"""How many more seeds would decide: against simulation, published tables and by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from normkit.lab.statistics import more_seeds, paired_t, tost
+from normkit.lab.statistics.power import _fewest, _power
+
+
+def of(mean: float, std: float, count: int) -> list[float]:
+    """Numbers with just this mean and standard deviation."""
+    raw = [random.gauss(0, 1) for _ in range(count)]
+    centre, spread = statistics.fmean(raw), statistics.stdev(raw)
+    return [mean + std * (each - centre) / spread for each in raw]
+
+
+@pytest.mark.parametrize(("effect", "pairs"), [(0.2, 156), (0.5, 27), (0.8, 12)])
+def test_published_sample_sizes(effect: float, pairs: int) -> None:
+    # one-sided paired t-test, 5 %, power 0.8, for Cohen's small, medium and large effects:
+    # the numbers that G*Power prints (Faul et al. 2007)
+    assert _fewest(lambda n: _power(n, effect, 0.05)) == pairs
+    assert more_seeds(of(effect, 1.0, 5), margin=0.0) == pairs - 5
+
+
+def test_simulated_power_of_a_difference() -> None:
+    found = of(0.7, 1.0, 5)
+    needed = 5 + (more_seeds(found, margin=0.0) or 0)
+    chance = random.Random(1)
+    experiments = 2000
+    shown = 0
+    for _ in range(experiments):
+        scores = [chance.gauss(0.7, 1.0) for _ in range(needed)]
+        shown += paired_t(scores, [0.0] * needed)[0] <= 0.05
+    # at least 0.8, and not by more than one pair adds here (0.03); 4 standard errors of 0.009
+    assert 0.8 - 0.036 < shown / experiments < 0.83 + 0.036
+
+
+def test_simulated_power_of_equivalence() -> None:
+    found = of(0.0, 1.0, 5)
+    needed = 5 + (more_seeds(found, margin=0.5) or 0)
+    chance = random.Random(2)
+    experiments = 1000
+    shown = sum(
+        tost([chance.gauss(0, 1.0) for _ in range(needed)], 0.5) <= 0.05 for _ in range(experiments)
+    )
+    assert 0.8 - 4 * 0.013 < shown / experiments < 0.82 + 4 * 0.013
+    assert needed < 50
+    assert more_seeds(found, margin=0.0) is None  # nothing to be shown at all
+
+
+def test_a_stricter_level_needs_more() -> None:
+    found = of(0.5, 1.0, 5)
+    assert (more_seeds(found, 0.0, alpha=0.01) or 0) > (more_seeds(found, 0.0) or math.inf)
+
+
+def test_at_least_one_more_and_none_where_it_is_hopeless() -> None:
+    assert more_seeds(of(5.0, 1.0, 8), margin=0.0) == 1
+    assert more_seeds(of(0.01, 1.0, 8), margin=0.0) is None
+    assert more_seeds([0.1], margin=0.5) is None
+    assert more_seeds([], margin=0.5) is None
+
+
+def test_without_spread_signs_are_counted() -> None:
+    assert more_seeds([0.1, 0.1], margin=0.0) == 3  # 2⁻⁵ < 5 % < 2⁻⁴
+    assert more_seeds([0.0, 0.0], margin=0.1) == 3
+    assert more_seeds([0.0, 0.0], margin=0.0) is None

@@ -1,0 +1,66 @@
+"""The paired t-test and the test of equivalence, against scipy, a textbook and by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from scipy import stats
+
+from normkit.errors import OptionError
+from normkit.lab.statistics import effect, paired_t, tost
+
+# additional hours of sleep of ten patients under two drugs (Student 1908), the t-test's own example
+SLEEP_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+SLEEP_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+
+
+def test_students_own_data() -> None:
+    better, worse = paired_t(SLEEP_2, SLEEP_1)
+    assert better == pytest.approx(0.002833 / 2, abs=5e-7)  # two-sided in every textbook
+    assert worse == pytest.approx(1 - 0.002833 / 2, abs=5e-7)
+
+
+@pytest.mark.parametrize("seeds", [2, 5, 15])
+def test_as_scipy(seeds: int) -> None:
+    a, b = ([random.gauss(0.9, 0.01) for _ in range(seeds)] for _ in range(2))
+    better, worse = paired_t(a, b)
+    assert better == pytest.approx(stats.ttest_rel(a, b, alternative="greater").pvalue, rel=1e-9)
+    assert worse == pytest.approx(stats.ttest_rel(a, b, alternative="less").pvalue, rel=1e-9)
+
+
+def test_equivalence_is_the_worse_of_two_tests() -> None:
+    differences = [0.001, 0.003, -0.002, 0.002, 0.0]
+    low = stats.ttest_1samp(differences, -0.005, alternative="greater").pvalue
+    high = stats.ttest_1samp(differences, 0.005, alternative="less").pvalue
+    assert tost(differences, 0.005) == pytest.approx(max(low, high), rel=1e-9)
+    assert low < high  # so that a test that took the first, or the smaller, would not pass
+
+
+def test_a_margin_of_nothing_is_never_shown() -> None:
+    assert tost([0.001, -0.001, 0.0], 0.0) >= 0.5
+
+
+def test_differences_without_spread_count_signs() -> None:
+    # 0.97 − 0.96 is not 0.98 − 0.97 in floating point: t would be 10¹⁵
+    a, b = [0.97, 0.98, 0.99, 0.95, 0.93], [0.96, 0.97, 0.98, 0.94, 0.92]
+    assert paired_t(a, b) == (1 / 32, 1.0)
+    assert paired_t(b, a) == (1.0, 1 / 32)
+    assert paired_t(a, a) == (1.0, 1.0)
+    assert tost([0.0] * 5, margin=0.005) == 1 / 32
+    assert tost([0.01] * 5, margin=0.005) == 1.0
+    assert effect([0.01] * 5) == math.inf
+    assert effect([0.0] * 5) == 0.0
+
+
+def test_effect_by_hand() -> None:
+    assert effect([1.0, 3.0]) == pytest.approx(2 / math.sqrt(2))
+    assert effect([-1.0, -3.0]) == pytest.approx(-2 / math.sqrt(2))
+
+
+def test_unpaired_scores_are_refused() -> None:
+    with pytest.raises(OptionError, match="3 scores cannot be paired with 2"):
+        paired_t([1, 2, 3], [1, 2])
+    with pytest.raises(OptionError, match=r"1 paired difference.* at least 2"):
+        paired_t([1], [2])

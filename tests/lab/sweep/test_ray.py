@@ -1,0 +1,63 @@
+"""The same sweep with Ray's processes, on this machine alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.sweep import pretend
+from normkit.errors import OptionError
+from normkit.lab.store import FAILED, Store
+from normkit.lab.sweep import Lines, run
+
+ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install 'normkit[ray]'")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    try:
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100_000_000,
+            _node_ip_address="127.0.0.1",
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
+        )
+    except Exception as error:  # whatever a machine does not allow
+        pytest.skip(f"Ray does not start here: {error}")
+    yield
+    ray.shutdown()
+
+
+def test_a_sweep_with_a_lost_worker_and_an_error(path: Path) -> None:
+    experiment = pretend.experiment(dies_once_in=2, fails_in=3, seeds=1)
+    lines: list[str] = []
+    with Store(path) as store:
+        results = run(
+            experiment,
+            store,
+            engine="ray",
+            progress=Lines(lines.append),
+            trainer="lab.sweep.pretend",
+        )
+        states = [store.status()[each.id] for each in experiment.runs()]
+    assert lines[0] == "3 runs; 2 at once"
+    assert sum("the Ray worker ended" in line for line in lines) == 1
+    assert [each.state for each in states] == ["done", FAILED, "done"]
+    assert states[1].reason.startswith("RuntimeError: the sum is odd (pretend.py:")
+    runs = experiment.runs()
+    scores = {result.run: result.score("accuracy") for result in results}
+    assert scores == {run.id: pretend.expected(run) for run in (runs[0], runs[2])}
+
+
+def test_a_cluster_without_the_device(path: Path) -> None:
+    with Store(path) as store, pytest.raises(OptionError, match="the Ray cluster has no GPU"):
+        run(pretend.experiment(), store, engine="ray", device="cuda")
+    assert not store.folder.exists()

@@ -1,0 +1,190 @@
+"""A sweep with processes of the usual kind, and what it is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.sweep import pretend
+from normkit.errors import OptionError, UnknownName
+from normkit.lab.experiment import Experiment
+from normkit.lab.results import DIVERGED, Epoch, Result
+from normkit.lab.store import Store
+from normkit.lab.sweep import Lines, Plan, SweepError, Watcher, places, run
+from normkit.lab.sweep.messages import Broke, Done, Job, Left, Message, Told
+from normkit.lab.sweep.serving import Server, no_room
+from normkit.lab.sweep.watcher import TimeLeft, entries
+
+PRETEND: dict[str, Any] = {"device": "cpu", "trainer": "lab.sweep.pretend"}
+
+
+def never(end: int, lock: int, log: int) -> Any:
+    raise AssertionError("a worker was started")
+
+
+def scores(results: list[Result]) -> dict[str, float | None]:
+    return {result.run: result.score("accuracy") for result in results}
+
+
+def expected(experiment: Experiment) -> dict[str, float]:
+    return {run.id: pretend.expected(run) for run in experiment.runs()}
+
+
+def test_only_what_is_missing_is_trained(path: Path) -> None:
+    small, large = pretend.experiment(seeds=1), pretend.experiment(seeds=2, variants=4)
+    with Store(path) as store:
+        lines: list[str] = []
+        first = run(small, store, workers=2, progress=Lines(lines.append), **PRETEND)
+        assert [result.run for result in first] == [each.id for each in small.runs()]
+        assert scores(first) == expected(small)
+        assert lines[0] == "3 runs; 2 at once"
+        assert "v1, seed 1: accuracy 88.97%" in "".join(lines)
+        assert scores(run(small, store, start=never, **PRETEND)) == scores(first)
+        lines.clear()
+        more = run(large, store, workers=1, progress=Lines(lines.append), **PRETEND)
+        assert scores(more) == expected(large)
+        assert lines[0] == "8 runs, 3 known from before; 1 at once"
+        assert len(lines) == 1 + 5
+
+
+def test_a_worker_that_cannot_come_up_ends_the_sweep(path: Path) -> None:
+    def broken(end: int, lock: int, log: int) -> Any:
+        command = [sys.executable, "-S", "-c", "import sys; sys.exit('no such [thing]')"]
+        return subprocess.Popen(command, stderr=log, pass_fds=(end,))
+
+    with Store(path) as store:
+        said = r"do not come up: the worker process ended \(exit code 1\): no such \[thing\]"
+        with pytest.raises(SweepError, match=said):
+            run(pretend.experiment(), store, workers=1, start=broken, **PRETEND)
+        assert {each.state for each in store.status().values()} == {"waiting"}
+
+
+def test_an_engine_that_is_not_known(path: Path) -> None:
+    with Store(path) as store, pytest.raises(UnknownName, match="Did you mean 'ray'"):
+        run(pretend.experiment(), store, engine="rai", **PRETEND)
+
+
+def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "cores", lambda: 3)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert [each.device for each in places.places()] == ["cpu"] * 3
+    with pytest.raises(OptionError, match="torch sees 0 CUDA devices"):
+        places.places(device="cuda")
+    with pytest.raises(OptionError, match="device got 'gpu'"):
+        places.places(device="gpu")
+    with pytest.raises(OptionError, match="workers got 0, expected 1 or more"):
+        places.places(workers=0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [each.device for each in places.places()] == ["cuda:0", "cuda:1"]
+    assert [each.device for each in places.places(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [each.device for each in places.places(device="cuda:1")] == ["cuda:1"]
+    assert {each.together for each in places.places()} == {places.TOGETHER}
+
+
+class Served:
+    """A server in this process, and what it sent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sent: list[Message] = []
+        self.stops = False
+        self.folder = folder
+        self.server = Server("lab.sweep.pretend", "cpu", self.sent.append, lambda: self.stops)
+
+    def serve(self, experiment: Experiment) -> bool:
+        self.runs = experiment.runs()
+        return self.server.serve([Job(run, self.folder / f"{run.id}.pt") for run in self.runs])
+
+    def kinds(self, kind: type[Message]) -> list[Any]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Served:
+    return Served(tmp_path)
+
+
+def test_several_runs_of_a_setting_train_side_by_side(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[int] = []
+    together = pretend.train_together
+
+    def noted(runs: Any, **given: Any) -> Any:
+        groups.append(len(runs))
+        return together(runs, **given)
+
+    monkeypatch.setattr(pretend, "train_together", noted)
+    experiment = pretend.experiment(variants=1, seeds=7)
+    assert served.serve(experiment)
+    assert groups == [3, 3]  # as side_by_side says; the last one is alone
+    assert scores([done.result for done in served.kinds(Done)]) == expected(experiment)
+    epochs = [(told.run, told.record.epoch) for told in served.kinds(Told) if told.record]
+    assert len(epochs) == len(set(epochs)) == 7 * 3
+
+
+def test_an_error_beside_others_is_nobodys_yet(served: Served) -> None:
+    experiment = pretend.experiment(variants=2, seeds=4, fails_in=2)
+    troubled = dataclasses.replace(experiment, variants=experiment.variants[1:])
+    assert not served.serve(troubled)
+    assert [each.shared for each in served.kinds(Broke)] == [True] * 3
+    assert len(served.kinds(Left)) == 1  # the fourth, which had not begun
+    served.sent.clear()
+    assert not served.serve(dataclasses.replace(troubled, seeds=(1,)))
+    assert [each.shared for each in served.kinds(Broke)] == [False]
+
+
+def test_a_server_that_is_asked_to_stop_leaves_everything(served: Served) -> None:
+    served.stops = True
+    assert served.serve(pretend.experiment(variants=1))
+    assert [each.run for each in served.kinds(Left)] == [run.id for run in served.runs]
+    assert len(served.sent) == 2
+
+
+def test_what_a_full_disk_looks_like() -> None:
+    full = OSError(28, "No space left on device")
+    assert no_room(full) is full
+    behind = RuntimeError("unexpected pos 127616 vs 127504")  # as torch.save says it
+    behind.__context__ = full
+    assert no_room(behind) is full
+    writer = RuntimeError("PytorchStreamWriter failed writing file data/0")
+    assert no_room(writer) is writer
+    assert no_room(OSError(2, "No such file or directory")) is None
+    assert no_room(ValueError("full")) is None
+
+
+def test_time_left() -> None:
+    experiment = pretend.experiment(variants=2, seeds=2, epochs=10)
+    plan = Plan(entries(experiment), workers=2)
+    a1, b1, a2, b2 = plan.entries
+    left = TimeLeft(plan)
+    assert left.seconds() is None
+    left.told(Told(a1, 10.0, Epoch(10, seconds=20.0)))  # 2 s an epoch
+    left.over(a1)
+    left.told(Told(b1, 5.0, Epoch(5, seconds=20.0)))  # 4 s
+    # 20 s of b1, 20 s of a2, 40 s of b2, on two workers
+    assert left.seconds() == 40.0
+    left.over(b1)
+    left.over(a2)
+    left.told(Told(b2, 1.0))
+    assert left.seconds() == 36.0  # one run keeps one worker busy
+
+
+def test_lines_tell_of_divergences_and_failures() -> None:
+    experiment = pretend.experiment(variants=1, seeds=2)
+    first, second = (run.id for run in experiment.runs())
+    lines: list[str] = []
+    watcher: Watcher = Lines(lines.append)
+    watcher.begin(Plan(entries(experiment)))
+    watcher.finished(Result(first, DIVERGED, (), (), 1.0, 1, note="in epoch 2"))
+    watcher.failed(second, "memory")
+    watcher.end()
+    assert [line.partition("] ")[2] for line in lines[1:]] == [
+        "v0, seed 1: diverged in epoch 2",
+        "v0, seed 2: failed: memory",
+    ]

@@ -1,0 +1,63 @@
+"""The experiments that are shipped: one file a table or figure, readable at every scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from normkit.lab.checking import check_models
+from normkit.lab.reading import read, scales
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+WANTED = [
+    *(f"ubn-table-{n}" for n in (2, 3, 4, 7, 8)),
+    *(f"ubn-figure-{n}" for n in (1, 2, 5, 6)),
+    *(f"revisiting-bn-table-{n}" for n in range(1, 7)),
+    *(f"estimation-shift-figure-{n}" for n in (2, 3, 4, 5, 8)),
+    *(f"estimation-shift-table-{n}" for n in (1, 2, 3)),
+    *(f"ws-bcn-table-{n}" for n in range(1, 9)),
+    *(f"ws-bcn-figure-{n}" for n in (4, 5, 6)),
+    *(f"bgn-table-{n}" for n in (1, 2)),
+]
+FILES = sorted(FOLDER.glob("*.toml"))
+SCALES = [(path, scale) for path in FILES for scale in scales(path)]
+
+
+def called(value: object) -> str:
+    return value.stem if isinstance(value, Path) else str(value)
+
+
+def test_every_table_and_figure_has_its_file() -> None:
+    assert {path.stem for path in FILES} >= set(WANTED)
+
+
+@pytest.mark.parametrize("path", FILES, ids=called)
+def test_there_is_the_published_protocol_and_one_for_a_single_gpu(path: Path) -> None:
+    assert {"paper", "lab"} <= set(scales(path))
+
+
+@pytest.mark.parametrize(("path", "scale"), SCALES, ids=called)
+def test_every_scale_reads_and_says_how_it_differs(path: Path, scale: str) -> None:
+    experiment = read(path, scale)
+    assert experiment.title != experiment.name
+    assert experiment.question.endswith("?")
+    assert experiment.source
+    assert len(experiment.difference) > 20
+    assert experiment.runs()
+
+
+@pytest.mark.parametrize("path", FILES, ids=called)
+def test_small_scales_take_small_data(path: Path) -> None:
+    """What runs in minutes or hours must not ask for a data set that few people have."""
+    small = {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100"}
+    for scale in set(scales(path)) - {"paper"}:
+        names = {variant.setting.data.name for variant in read(path, scale).variants}
+        assert names <= small
+        if scale == "desk":
+            assert not any(name.startswith("cifar") for name in names)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if "desk" in scales(path)], ids=called)
+def test_the_models_of_the_desk_can_be_made(path: Path) -> None:
+    check_models(read(path, "desk"))

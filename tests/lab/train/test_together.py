@@ -1,0 +1,96 @@
+"""Runs side by side are runs alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.train.stand_ins import network, numbers, run, sets
+from normkit.errors import OptionError
+from normkit.lab.experiment import Data, Run, Setting, Step, Train
+from normkit.lab.results import DIVERGED, Result
+from normkit.lab.train import Progress, Training, side_by_side, train, train_together
+from normkit.lab.train.place import Place
+
+
+def setting(norm: str, epochs: int = 2, **options: object) -> Setting:
+    return Setting(
+        Data("synthetic:1x8x8x3x60", flip=True),
+        steps=(Step("norm", norm),),
+        train=Train(epochs=epochs, batch=16, lr=0.05, **options),  # type: ignore[arg-type]
+    )
+
+
+def without_company(result: Result | None) -> Result:
+    assert result is not None
+    said = {k: v for k, v in result.environment.items() if k != "side by side"}
+    return numbers(Result(**{**vars(result), "environment": said}))
+
+
+def test_side_by_side_is_alone() -> None:
+    runs = [Run(setting("bn"), 1), Run(setting("gn", epochs=3), 1), Run(setting("ubn"), 2)]
+    told: list[Progress] = []
+    beside = train_together(runs, tell=told.append)
+    assert [r.environment["side by side"] for r in beside if r] == ["3"] * 3
+    for asked, found in zip(runs, beside, strict=True):
+        assert without_company(found) == without_company(train(asked))
+        epochs = [p.record for p in told if p.run == asked.id and p.record]
+        assert found is not None
+        assert tuple(epochs) == found.epochs
+
+
+def test_random_numbers_are_not_shared() -> None:
+    def alone(seed: int) -> Result:
+        training = Training(run(seed), sets(), model=network(dropout=0.5))
+        while training.step():
+            pass
+        return numbers(training.result())
+
+    pair = [Training(run(seed), sets(), model=network(dropout=0.5)) for seed in (1, 2)]
+    before = torch.get_rng_state()
+    while not all(training.finished for training in pair):
+        random.choice(pair).step()
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's stay where they were
+    assert [numbers(training.result()) for training in pair] == [alone(1), alone(2)]
+
+
+def test_a_divergence_leaves_the_others_alone() -> None:
+    # so many ones a rate of 1e38 turns into infinity
+    runs = [Run(setting("bn"), 1), Run(setting("bn", momentum=0.0, clip=0.0), 1)]
+    wild = Run(Setting(runs[0].setting.data, train=Train(epochs=9, batch=16, lr=1e38)), 1)
+    fine, lost = train_together([runs[0], wild])
+    assert lost is not None
+    assert lost.status == DIVERGED
+    assert without_company(fine) == without_company(train(runs[0]))
+
+
+def test_stopped_and_resumed_side_by_side(tmp_path: Path) -> None:
+    runs = [Run(setting("bn"), seed) for seed in (1, 2)]
+    paths = [tmp_path / f"{r.id}.pt" for r in runs]
+    asks = iter([False] * 5)
+    assert train_together(runs, checkpoints=paths, stop=lambda: next(asks, True)) == [None, None]
+    resumed = train_together(runs, checkpoints=paths)
+    for asked, found in zip(runs, resumed, strict=True):
+        assert without_company(found) == without_company(train(asked))
+
+
+def test_a_checkpoint_for_each_run() -> None:
+    with pytest.raises(OptionError, match="2 runs"):
+        train_together([run(1), run(2)], checkpoints=[Path("one.pt")])
+
+
+def test_a_place_without_a_gpu_has_no_records() -> None:
+    assert Place("cpu", 1).capture(lambda: None) == "there are no CUDA graphs on cpu"
+    assert Place("cpu", 1).peak_memory() is None
+
+
+def test_how_many_side_by_side() -> None:
+    assert side_by_side(setting("bn"), (3, 32, 32), "cpu") == 1
+    small = Setting(train=Train(batch=16))
+    large = Setting(train=Train(batch=256))
+    assert side_by_side(large, (3, 224, 224), "cuda") == 1
+    assert side_by_side(small, (1, 8, 8), "cuda") >= side_by_side(small, (3, 32, 32), "cuda") >= 1
+    assert side_by_side(Setting(train=Train(batch=0)), (1, 8, 8), "cuda") == 1
