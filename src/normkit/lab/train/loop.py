@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -93,6 +94,9 @@ class Reporter:
 @contextmanager
 def surroundings() -> Iterator[None]:
     """What holds for the whole process while runs are trained."""
+    gc.collect()  # models and recorded steps of earlier runs refer to themselves, and hold memory
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     with repeatable(), warnings.catch_warnings():
         # a divergence is recorded, and a layer's count of such batches ends up in the result's note
         warnings.simplefilter("ignore", NonFiniteWarning)
