@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -13,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import normkit
 from normkit.commands import demo, lab_answer, lab_run, lab_subject
+from normkit.commands.lab_progress import Bars
 from normkit.lab.experiment import Experiment
 from normkit.lab.reading import parse
 from normkit.lab.results import DIVERGED, DONE, Epoch, Result
 from normkit.lab.store import Owner, Store
+from normkit.lab.sweep import Plan, entries
+from normkit.lab.sweep.messages import Told
 from normkit.models import MissingExtra
 
 Run = Callable[..., Any]
@@ -333,6 +338,33 @@ def test_help_teaches(normkit: Run) -> None:
         assert "examples:" in ran_help.out
     example = normkit("lab").out.partition("a small experiment:\n")[2].partition("\n\n")[0]
     assert len(parse(example).runs()) == 10  # what the help shows can be run
+
+
+def test_bars(small: Experiment) -> None:
+    file = io.StringIO()
+    screen = Console(file=file, force_terminal=True, width=100, color_system=None)
+    bars = Bars(screen)
+    bars.end()  # a sweep with nothing to do never begins
+    bars.begin(Plan(entries(small), workers=2))
+    first, second, *_ = (run.id for run in small.runs())
+    bars.started(first)
+    bars.started(second)
+    bars.told(Told(second, 0.5))
+    bars.told(Told(second, 1.0, Epoch(1, train_loss=0.25, test_accuracy=0.5, seconds=100.0)))
+    bars.progress.refresh()
+    bars.failed(first, "memory [ran] out")
+    bars.finished(Result(second, DIVERGED, (), (), 1.0, 10, note="in epoch 1"))
+    bars.say("a [word]")
+    bars.progress.refresh()
+    bars.end()
+    said = file.getvalue()
+    assert "0 of 4 runs" in said
+    assert re.search(r"gn \[x\], seed 1 +\S+ epoch 1, loss 0.250, test 50.0%", said)
+    assert "about 2 min 30 s left" in said  # three runs of 100 s by two workers
+    assert "bn, seed 1 failed: memory [ran] out" in said
+    assert "gn [x], seed 1: diverged in epoch 1" in said
+    assert "a [word]" in said
+    assert "2 of 4 runs" in said
 
 
 def test_demo(

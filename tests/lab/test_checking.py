@@ -58,7 +58,7 @@ def test_models_that_cannot_be_converted(addition: str, said: str) -> None:
     [
         ('name = "native:smal_cnn"', "Did you mean 'small_cnn'?"),
         ("options = { widht = 3 }", "native:small_cnn has no option 'widht'. Did you mean 'width'"),
-        ('name = "torch.nn:Flatten"', "expected a tensor (8, 10)"),
+        ('name = "torch.nn:Flatten"', "expected a tensor (4, 10)"),
         ('name = "nowhere.nets:small"', "nowhere.nets:small was not found"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_model_for_other_images_is_told_by_their_size(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.nn, "too_large_for_digits", too_large, raising=False)
     text = FILE.replace('norm = "gn"', "train.lr = 0.2")
     said = complaint(parse(f'{text}[model]\nname = "torch.nn:too_large_for_digits"', "file"))
-    assert "does not take 8 images of 1×8×8: RuntimeError: " in said
+    assert "does not take 4 images of 1×8×8: RuntimeError: " in said
 
 
 def test_every_problem_is_told_with_its_cell() -> None:

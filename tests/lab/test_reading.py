@@ -159,6 +159,12 @@ def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
     assert scales(path) == ["desk", "lab"]
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    path.write_text(textwrap.dedent(FILE), encoding="utf-8-sig")
+    assert read(path).title == "Small batches"
+
+
 def test_a_missing_file_suggests_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "ubn-table-3.toml").write_text("", encoding="utf-8")
     with pytest.raises(BadExperiment, match=r"ubn-table-4\.toml.*Did you mean 'ubn-table-3'"):

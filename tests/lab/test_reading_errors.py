@@ -88,6 +88,7 @@ def complaint(text: str, scale: str | None = None) -> str:
         ("[train]", "[train", "line 2, column"),
         ("[train]", '[data]\nname = "folder"\n[train]', "data.path is needed"),
         ("[train]", '[watch]\nmeasures = ["esn"]\n[train]', "watch.measures has 'esn'. Did you me"),
+        ("[train]", "[data]\ncrop = 4\nresized_crop = true\n[train]", "two kinds of crop"),
         ("[train]", '[model]\nname = "resnet18"\n[train]', "model.name expects native:NAME"),
     ],
 )  # fmt: skip

@@ -142,6 +142,23 @@ def test_a_claim_outlives_a_killed_launcher_until_its_workers_are_gone(
     assert store.claim(owner, IDS[:1]) == IDS[0]
 
 
+def test_forgetting(store: Store, owner: Owner) -> None:
+    store.finish(result(IDS[0]))
+    store.fail(IDS[1], "broken")
+    store.claim(owner, IDS[2:])
+    store.live([(IDS[1], Epoch(1))])
+    store.checkpoint(IDS[1]).write_text("state")
+    with pytest.raises(StoreError, match=r"in use by process \d+ on "):
+        store.forget(IDS)
+    assert set(store.results()) == {IDS[0]}
+    store.release(owner)
+    store.forget(IDS[:2])
+    assert {each.state for each in store.status().values()} == {WAITING}
+    assert store.results() == {}
+    assert store.epochs(IDS[1]) == []
+    assert not store.checkpoint(IDS[1]).exists()
+
+
 def test_what_unfinished_runs_tell_is_kept_until_they_are_done(store: Store) -> None:
     told = [Epoch(1, train_loss=2.0), Epoch(2, train_loss=1.0)]
     store.live((IDS[0], epoch) for epoch in told)

@@ -19,7 +19,7 @@ from normkit.lab import data
 from normkit.lab.data.making import SIDE
 from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.synthetic import sizes
-from normkit.lab.experiment import Data, Experiment, Run, Setting, Train, Variant, Watch
+from normkit.lab.experiment import Data, Experiment, Run, Setting, Train, Variant
 from normkit.lab.problems import BadExperiment
 from normkit.lab.variants import followers, make
 from normkit.layers.dn import DN
@@ -33,7 +33,8 @@ SHAPES: dict[str, Shape] = {
     "cifar10": (3, 32, 32),
     "cifar100": (3, 32, 32),
 }
-FEW = 8  # images that a model is tried with; workers with more are not worth the time
+FEW = 4  # images that a model is tried with; workers with more are not worth the time
+LARGE = 64  # side of images of which two have to be enough
 
 
 def check(experiment: Experiment) -> None:
@@ -79,7 +80,8 @@ def try_model(setting: Setting) -> None:
     for layer in followers(model):
         layer.set_update_rate(setting.train.lr)
     linked = max((m.batch for m in model.modules() if isinstance(m, DN)), default=1)
-    samples = max(linked, min(_together(setting.train), FEW))
+    few = FEW if max(shape[1:]) <= LARGE else 2
+    samples = max(linked, min(_together(setting.train), few))
     images = torch.randn(samples, *shape, generator=torch.Generator().manual_seed(0))
     for training in (True, False):
         try:
@@ -134,8 +136,10 @@ def _distinct(experiment: Experiment, what: str) -> Iterable[Variant]:
         spec = Data(name=setting.data.name, path=setting.data.path, size=setting.data.size)
         same = Setting(data=spec)
         if what == "model":
-            train = Train(worker_batch=setting.train.worker_batch, batch=setting.train.batch)
-            same = Setting(spec, setting.model, setting.steps, train, Watch())
+            counts = any(step.name in ("bgn", "dn") for step in setting.steps)
+            together = _together(setting.train)
+            train = Train(batch=together if counts else min(together, FEW))
+            same = Setting(spec, setting.model, setting.steps, train)
         found.setdefault(f"{Run(same, 0).id} {spec.path}", variant)
     return found.values()
 

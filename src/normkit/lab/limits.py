@@ -38,7 +38,7 @@ LIMITS: dict[str, Rule] = {
     "data.subset": FROM_ONE,
     "data.size": FROM_ONE,
     "data.crop": FROM_ZERO,
-    "data.rotation": FROM_ZERO,
+    "data.rotation": (lambda value: 0 <= value <= 180, "degrees from 0 to 180"),
     "data.cutout": FROM_ZERO,
     "data.mixup": FROM_ZERO,
     "train.epochs": FROM_ONE,
@@ -78,6 +78,8 @@ def faults(setting: Setting) -> Iterator[tuple[str, str]]:
     yield from _of_training(setting.train)
     if setting.train.select == "best_validation" and setting.data.validation == 0:
         yield "train.select", 'is "best_validation", which needs data.validation above 0.'
+    if setting.data.crop and setting.data.resized_crop:
+        yield "data.crop", "and resized_crop are two kinds of crop. Keep one of them."
     if setting.data.name == "folder" and not setting.data.path:
         yield "data.path", 'is needed for data.name = "folder": where the images are.'
 

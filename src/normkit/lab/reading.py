@@ -40,21 +40,13 @@ KEYS = (
 def read(path: str | Path, scale: str | None = None) -> Experiment:
     """The experiment of a file, at a scale of the file or at the one that it chooses itself."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        near = sorted(each.stem for each in path.parent.glob("*.toml"))
-        hint = nearest(path.stem, near) if near else "There is no .toml file in that folder."
-        raise BadExperiment(f"There is no experiment {path}. {hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadExperiment(f"{path} cannot be read: {error}.") from error
-    return replace(parse(text, name=path.stem, scale=scale), path=path)
+    return replace(parse(_text(path), name=path.stem, scale=scale), path=path)
 
 
 def scales(path: str | Path) -> list[str]:
     """The names of the scales of a file, in its order."""
     path = Path(path)
-    return scaling.names(_document(path.read_text(encoding="utf-8"), path.stem))
+    return scaling.names(_document(_text(path), path.stem))
 
 
 def parse(text: str, name: str = "experiment", scale: str | None = None) -> Experiment:
@@ -122,6 +114,17 @@ def seeds_of(value: Any) -> tuple[int, ...]:
             f"got {said(value)}."
         )
     return tuple(found)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+    except FileNotFoundError:
+        near = sorted(each.stem for each in path.parent.glob("*.toml"))
+        hint = nearest(path.stem, near) if near else "There is no .toml file in that folder."
+        raise BadExperiment(f"There is no experiment {path}. {hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadExperiment(f"{path} cannot be read: {error}.") from error
 
 
 def _document(text: str, name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 PATIENCE = 60.0  # seconds
+# Chromium reads from 3 and writes to 4, whatever numbers our pipes have
+STARTER = """
+import fcntl, os, sys
+pipes = [fcntl.fcntl(int(given), fcntl.F_DUPFD, 10) for given in sys.argv[1:3]]
+os.dup2(pipes[0], 3)
+os.dup2(pipes[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def found() -> str | None:
@@ -42,9 +51,8 @@ class Browser:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
         command = [program, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
-        # Chromium reads from 3 and writes to 4, whatever numbers our pipes have
         self.process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "sh", *command],
+            [sys.executable, "-S", "-c", STARTER, str(theirs_in), str(theirs_out), *command],
             pass_fds=(theirs_in, theirs_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

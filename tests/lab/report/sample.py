@@ -72,8 +72,8 @@ def _setting(name: str, cell: Cell, epochs: int) -> Setting:
             model = value
         elif path == "data.name":
             data = value
-        else:
-            train[path.rpartition(".")[2]] = value
+        elif path.startswith("train."):
+            train[path.removeprefix("train.")] = value
     return Setting(
         Data(data),
         Model(model),

@@ -15,6 +15,8 @@ from normkit.errors import OptionError
 from normkit.lab.store import FAILED, Store
 from normkit.lab.sweep import Lines, run
 
+# read when Ray is imported: its servers then listen on the loopback address only
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install 'normkit[ray]'")
 
 
@@ -27,11 +29,11 @@ def cluster() -> Iterator[None]:
             include_dashboard=False,
             log_to_driver=False,
             object_store_memory=100_000_000,
-            _node_ip_address="127.0.0.1",
             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
         )
     except Exception as error:  # whatever a machine does not allow
         pytest.skip(f"Ray does not start here: {error}")
+    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
     yield
     ray.shutdown()
 

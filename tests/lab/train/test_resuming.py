@@ -109,6 +109,24 @@ def test_a_training_can_go_back_in_its_own_life(tmp_path: Path) -> None:
     assert numbers(training.result()) == numbers(plain.result())
 
 
+def test_going_back_over_a_milestone_sets_the_rate_of_layers_too(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        return network(lambda c: nk.BCN(c, groups=2, micro=True))
+
+    asked = run(epochs=2, schedule="step", milestones=(1,), factor=0.01)
+    training = Training(asked, sets(), model=model())
+    training.until_epoch_ends()
+    write(training.state_dict(), tmp_path / "run.pt")  # layers still have the first rate
+    training.step()
+    training.load_state_dict(read(tmp_path / "run.pt"))
+    while training.step():
+        pass
+    plain = Training(asked, sets(), model=model())
+    while plain.step():
+        pass
+    assert numbers(training.result()) == numbers(plain.result())
+
+
 def test_seconds_of_all_parts_are_added(tmp_path: Path) -> None:
     training = Training(run(), sets(), model=network())
     training.until_epoch_ends()

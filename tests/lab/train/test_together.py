@@ -14,6 +14,7 @@ from normkit.lab.experiment import Data, Run, Setting, Step, Train
 from normkit.lab.results import DIVERGED, Result
 from normkit.lab.train import Progress, Training, side_by_side, train, train_together
 from normkit.lab.train.place import Place
+from normkit.lab.train.randomness import Randomness
 
 
 def setting(norm: str, epochs: int = 2, **options: object) -> Setting:
@@ -55,6 +56,19 @@ def test_random_numbers_are_not_shared() -> None:
         random.choice(pair).step()
     assert torch.equal(torch.get_rng_state(), before)  # the caller's stay where they were
     assert [numbers(training.result()) for training in pair] == [alone(1), alone(2)]
+
+
+def test_a_run_draws_one_stream_of_numbers() -> None:
+    numbers_of_its_own = Randomness(7, torch.device("cpu"))
+    drawn = []
+    for _ in range(3):
+        torch.rand(5)
+        with numbers_of_its_own.own():
+            with numbers_of_its_own.again():
+                torch.rand(4)
+            drawn.append(torch.rand(2))
+    torch.manual_seed(7)
+    assert torch.equal(torch.cat(drawn), torch.cat([torch.rand(2) for _ in range(3)]))
 
 
 def test_a_divergence_leaves_the_others_alone() -> None:

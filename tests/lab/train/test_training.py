@@ -16,7 +16,7 @@ from normkit.errors import OptionError
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Run, Setting, Step, Train, Watch
 from normkit.lab.results import DIVERGED, DONE, Result
-from normkit.lab.train import Progress, Training, train
+from normkit.lab.train import Progress, Training, evaluating, train
 
 
 def test_a_run_is_what_a_plain_loop_gives() -> None:
@@ -170,6 +170,26 @@ def test_evaluation_is_as_rare_as_asked() -> None:
     tested = [e.epoch for e in training.records if e.test_accuracy is not None]
     assert tested == [2, 4, 5]
     assert all(e.train_loss is not None for e in training.records)
+
+
+def test_evaluation_in_parts_is_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tested() -> tuple[float | None, float | None]:
+        training = Training(run(epochs=1, precision="float64"), sets(), model=network())
+        training.until_epoch_ends()
+        return training.records[0].test_loss, training.records[0].test_accuracy
+
+    whole = tested()
+    monkeypatch.setattr(evaluating, "LARGEST", 4)  # of 9
+    assert tested() == pytest.approx(whole, rel=1e-12)
+
+
+def test_the_size_of_evaluation_batches() -> None:
+    sizes = [evaluating.batch_size((3, side, side)) for side in (8, 32, 224, 4096)]
+    assert sizes == [1024, 1024, 83, 1]
+
+
+def test_a_loss_that_is_no_number_is_infinite() -> None:
+    assert evaluating.means([math.nan, 3.0], 6) == (math.inf, 0.5)
 
 
 def test_evaluation_does_not_teach() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from normkit.errors import UnknownName, nearest
 from normkit.lab.experiment import Cell
-from normkit.lab.report.words import axis_words, cell_words, value_words
+from normkit.lab.report.words import axis_words, value_words
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,3 @@ def arrange(cells: Sequence[Cell], columns: str | None = None) -> Arrangement:
 
 def without(cell: Cell, path: str) -> Cell:
     return tuple((axis, value) for axis, value in cell if axis != path)
-
-
-def group_words(group: Cell) -> str:
-    return cell_words(group)

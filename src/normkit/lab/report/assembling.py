@@ -138,6 +138,8 @@ def _parts(
 def _figures(
     board: Board, comparisons: Sequence[Comparison], look: Mapping[str, Look]
 ) -> list[Figure]:
+    if not board.counts["finished"]:
+        return []
     made = [
         paired(board, comparisons, look),
         *over_axes(board, look),

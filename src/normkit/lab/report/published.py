@@ -39,6 +39,8 @@ def beside(board: Board, looks: Mapping[str, Look]) -> list[Beside]:
     values = {(each.variant, each.cell): each.value for each in experiment.published}
     made = []
     for each in experiment.published:
+        if each.variant not in looks:  # not part of this scale
+            continue
         ours = board.get(each.variant, each.cell)
         base = board.baseline(each.cell)
         theirs = values.get((experiment.baseline, each.cell))

@@ -12,7 +12,7 @@ from normkit.lab.report.cautions import cautions
 from normkit.lab.report.metrics import Metric
 from normkit.lab.report.scores import Board
 from normkit.lab.report.styling import looks
-from normkit.lab.report.words import NONE, known, probability
+from normkit.lab.report.words import NONE, counted, known, probability
 from normkit.lab.results import Comparison, Result
 from normkit.models import require
 
@@ -29,7 +29,7 @@ STYLES = {
     "baseline": "dim",
 }
 WHAT = "The table of verdicts"
-WIDE = 100  # columns
+WIDE = 110  # columns
 
 
 def print_verdicts(
@@ -91,7 +91,7 @@ def verdict_table(
         notes = [row.more] if row.more else []
         lost = len(row.scores.diverged)
         if lost:
-            notes.append(f"{lost} diverged")
+            notes.append(counted(lost, "seed") if row.verdict == "diverged" else f"{lost} diverged")
         if notes:
             verdict.append(f" ({', '.join(notes)})", style="red" if lost else "dim")
         made.add_row(*(text(cell, style=style) for cell in cells), verdict)

@@ -9,11 +9,11 @@ from typing import Any
 from normkit.lab.experiment import Cell
 from normkit.lab.report import forest
 from normkit.lab.report.answer import ranked, shown
-from normkit.lab.report.arranging import Arrangement, arrange, axes_of, group_words
+from normkit.lab.report.arranging import Arrangement, arrange, axes_of
 from normkit.lab.report.metrics import Metric
 from normkit.lab.report.scores import Board, Scores
 from normkit.lab.report.styling import Look
-from normkit.lab.report.words import axis_words, known, value_words
+from normkit.lab.report.words import axis_words, cell_words, known, value_words
 from normkit.lab.results import Comparison
 
 BASELINE = "baseline"
@@ -108,7 +108,7 @@ def verdict_map(
         lines = [(looks[name], line(name, group)) for name in names]
         kept = tuple((look, found) for look, found in lines if any(c is not None for c in found))
         if kept:
-            groups.append((group_words(group), kept))
+            groups.append((cell_words(group), kept))
     return Map(arrangement, tuple(groups))
 
 

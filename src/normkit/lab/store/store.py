@@ -21,7 +21,7 @@ RUN = re.compile(r"(?<![0-9a-f])[0-9a-f]{20}(?![0-9a-f])")  # a run's id, in the
 
 
 class Store(Reader):
-    """One SQLite file. Launchers write it, in short transactions; workers never do.
+    """One SQLite file on a local disk; launchers write it, workers never do.
 
     >>> import tempfile
     >>> from normkit.lab.experiment import Run, Setting

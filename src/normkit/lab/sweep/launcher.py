@@ -153,8 +153,8 @@ class Launcher:
         self.written = time.monotonic()
 
     def _lost(self, lost: Lost) -> None:
-        self.store.release(self.owner, [lost.run])
-        if not lost.awake:
+        if not lost.awake:  # not the run's fault
+            self.store.release(self.owner, [lost.run])
             self.unborn += 1
             if self.unborn > STARTS:
                 raise SweepError(f"Worker processes do not come up: {lost.reason}.")
@@ -165,6 +165,7 @@ class Launcher:
         if self.losses[lost.run] > TIMES:
             self._fail(lost.run, f"lost {self.losses[lost.run]} times at one place: {lost.reason}")
         else:
+            self.store.release(self.owner, [lost.run])
             self.watcher.say(f"{lost.reason}; its run goes on from its checkpoint.")
 
     def _broke(self, broke: Broke) -> None:

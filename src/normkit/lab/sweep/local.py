@@ -13,10 +13,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from normkit.lab.sweep.messages import Broke, Done, Job, Left, Lost, Message
+from normkit.lab.sweep.messages import AWAKE, STOP, Broke, Done, Job, Left, Lost, Message, Setup
 from normkit.lab.sweep.places import Place
 from normkit.lab.sweep.serving import TRAINER
-from normkit.lab.sweep.worker import AWAKE, STOP, Setup
 
 GONE = (EOFError, OSError)  # how a pipe says so; the second if the process had not read it all
 
@@ -139,9 +138,9 @@ class _Worker:
                     continue
                 told.append(message)
                 if isinstance(message, Done):
-                    del self.jobs[message.result.run]
+                    self.jobs.pop(message.result.run, None)
                 elif isinstance(message, Left | Broke):
-                    del self.jobs[message.run]
+                    self.jobs.pop(message.run, None)
                     # after an error, another process takes the next job
                     self.over = isinstance(message, Broke) and not self.jobs
         except GONE:
@@ -165,6 +164,8 @@ class _Worker:
                 said = signal.Signals(-code).name
         hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
         self.log.seek(0)
-        last = self.log.read()[-2000:].decode(errors="replace").split("\n")
-        words = " ".join(next((line for line in reversed(last) if line.strip()), "").split())
+        lines = [line.strip() for line in self.log.read().decode(errors="replace").splitlines()]
+        # of a crash the first line says most, of a Python error the last
+        fatal = [line for line in lines if line.startswith("Fatal Python error")]
+        words = next((line for line in (*fatal, *reversed(lines)) if line), "")[:500]
         return f"the worker process ended ({said}{hint})" + (f": {words}" if words else "")

@@ -8,6 +8,17 @@ from pathlib import Path
 from normkit.lab.experiment import Run
 from normkit.lab.results import Epoch, Result
 
+AWAKE = "awake"  # what a local worker says first
+STOP = "stop"  # what it is told to make it leave its runs
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a local worker is told once, before its first job."""
+
+    trainer: str
+    device: str
+
 
 @dataclass(frozen=True)
 class Job:

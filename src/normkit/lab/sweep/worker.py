@@ -11,19 +11,8 @@ import threading
 import warnings
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import NamedTuple
 
-from normkit.lab.sweep.messages import Job, Message
-
-AWAKE = "awake"  # what a worker says first
-STOP = "stop"
-
-
-class Setup(NamedTuple):
-    """What a worker is told once, before its first job."""
-
-    trainer: str
-    device: str
+from normkit.lab.sweep.messages import AWAKE, STOP, Job, Message, Setup
 
 
 def main(arguments: Sequence[str]) -> None:

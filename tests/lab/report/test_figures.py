@@ -1,0 +1,184 @@
+"""The data behind the charts: right, short, and without what users typed becoming markup."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from lab.report import sample
+from normkit.lab.report.curves import ENDED, curves, points_each
+from normkit.lab.report.figures import Figure, Panel, View, number, thinned
+from normkit.lab.report.over_axes import over_axes
+from normkit.lab.report.paired import paired
+from normkit.lab.report.scores import Board
+from normkit.lab.report.styling import looks
+from normkit.lab.report.trade import trade
+from normkit.lab.report.watched import watched
+
+MADE = sample.experiment(("bn", "bcn"))
+FOUND = sample.results(MADE, diverged=[("bcn", 4)])
+BOARD = Board(MADE, FOUND)
+LOOKS = looks(BOARD.names())
+
+
+def marks(figure: Figure, view: int = 0, panel: int = 0) -> list[dict]:
+    return list(figure.views[view].panels[panel].marks)
+
+
+def test_a_curve_is_the_mean_over_seeds_with_their_deviation() -> None:
+    line = next(m for m in marks(curves(BOARD, LOOKS)) if m["v"] == 0)
+    assert line["x"] == list(range(13))
+    at_five = [
+        100 * epoch.test_accuracy
+        for result in BOARD.baseline(MADE.cells()[0]).results.values()
+        for epoch in result.epochs
+        if epoch.epoch == 5
+    ]
+    assert len(at_five) == 5
+    assert line["y"][5] == pytest.approx(statistics.fmean(at_five), rel=1e-4)
+    assert line["s"][5] == pytest.approx(statistics.stdev(at_five), rel=1e-3)
+
+
+def test_an_epoch_that_one_seed_lacks_is_left_out() -> None:
+    """Else the mean would jump there, and a reader would take it for learning."""
+    run = MADE.variants[0].runs(MADE.seeds)[0].id
+    epochs = list(FOUND[run].epochs)
+    epochs[5] = replace(epochs[5], test_accuracy=math.nan)
+    del epochs[7]
+    found = {**FOUND, run: replace(FOUND[run], epochs=tuple(epochs))}
+    line = next(m for m in marks(curves(Board(MADE, found), LOOKS)) if m["v"] == 0)
+    assert line["x"] == [0, 1, 2, 3, 4, 6, 8, 9, 10, 11, 12]
+
+
+def test_a_run_that_diverged_is_drawn_apart() -> None:
+    own = [m for m in marks(curves(BOARD, LOOKS)) if m["v"] == 1]
+    assert [m["k"] for m in own] == ["line", "ended"]
+    assert max(own[1]["x"]) == 4
+    assert max(own[0]["x"]) == 12
+
+
+def test_not_all_of_many_that_diverged_are_drawn() -> None:
+    found = sample.results(MADE, diverged=[("bcn", seed) for seed in MADE.seeds])
+    own = [m for m in marks(curves(Board(MADE, found), LOOKS)) if m["v"] == 1]
+    assert [m["k"] for m in own] == ["ended"] * ENDED
+
+
+def test_what_was_not_measured_has_no_view() -> None:
+    titles = [view.title for view in curves(BOARD, LOOKS).kept().views]
+    assert "Test accuracy (%)" in titles
+    assert "Validation accuracy (%)" not in titles  # the sample has no validation set
+
+
+def test_long_trainings_are_thinned() -> None:
+    assert thinned(5, 10) == [0, 1, 2, 3, 4]
+    kept = thinned(1000, 7)
+    assert len(kept) == 7
+    assert (kept[0], kept[-1]) == (0, 999)
+    assert points_each(1) == 200
+    assert points_each(10**6) == 15
+
+
+def test_paired_differences_are_those_of_the_seeds() -> None:
+    mark = marks(paired(BOARD, sample.comparisons(MADE, FOUND), LOOKS))[0]
+    ours, theirs = BOARD.get("bcn", MADE.cells()[0]), BOARD.baseline(MADE.cells()[0])
+    seeds = [each[0] for each in mark["both"]]
+    assert seeds == [1, 2, 3, 5]  # 4 diverged
+    for x, seed in zip(mark["x"], seeds, strict=True):
+        assert x == pytest.approx(100 * (ours.by_seed[seed] - theirs.by_seed[seed]), rel=1e-4)
+    assert len(set(mark["y"])) == 4, "dots of different seeds do not hide each other"
+
+
+def test_differences_of_error_are_turned_round() -> None:
+    made = replace(MADE, metric="error")
+    board = Board(made, FOUND)
+    mine = board.differences(board.get("bcn", made.cells()[0]))
+    accuracy = BOARD.differences(BOARD.get("bcn", made.cells()[0]))
+    for seed, difference in mine.items():
+        assert difference == pytest.approx(accuracy[seed])
+
+
+def test_an_axis_of_batch_sizes_is_logarithmic() -> None:
+    figure = over_axes(BOARD, LOOKS)[0]
+    axis = figure.views[0].panels[0].layout["xaxis"]
+    assert (axis["type"], axis["tickvals"]) == ("log", [2, 64])
+    assert [m["x"] for m in marks(figure)] == [[2, 64], [2, 64]]
+
+
+def test_names_are_an_axis_where_there_are_no_numbers() -> None:
+    made = sample.experiment(("bn", "gn"), {"model.name": ("timm:a", "timm:b")})
+    board = Board(made, sample.results(made))
+    figure = over_axes(board, LOOKS | looks(["bn", "gn"]))[0]
+    assert figure.views[0].panels[0].layout["xaxis"]["type"] == "category"
+    assert marks(figure)[0]["x"] == ["a", "b"]
+
+
+def test_published_numbers_are_a_view_of_their_own() -> None:
+    made = sample.published(MADE, ["bn"])
+    figure = over_axes(Board(made, FOUND), LOOKS)[0]
+    assert {m["k"] for m in marks(figure, view=0)} == {"points"}
+    assert {m["k"] for m in marks(figure, view=1)} == {"points", "theirs"}
+
+
+def test_a_measure_of_layers_is_shown_over_depth() -> None:
+    figures = {figure.id: figure for figure in watched(BOARD, LOOKS)}
+    assert set(figures) == {"watched-condensation", "watched-esm_std"}
+    depth = marks(figures["watched-esm_std"])[0]
+    assert depth["x"] == list(range(1, 10))
+    last = [
+        result.epochs[-1].measures["esm_std"][3]
+        for result in BOARD.baseline(MADE.cells()[0]).results.values()
+    ]
+    assert depth["y"][3] == pytest.approx(statistics.fmean(last), rel=1e-4)
+    assert len(figures["watched-condensation"].views) == 1
+
+
+def test_a_disturbance_is_shown_over_its_size() -> None:
+    values = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4]
+    found = {
+        run: replace(
+            result,
+            epochs=(
+                *result.epochs[:-1],
+                replace(result.epochs[-1], measures={"disturbance": values}),
+            ),
+        )
+        for run, result in FOUND.items()
+    }
+    figure = next(f for f in watched(Board(MADE, found), LOOKS) if f.id == "watched-disturbance")
+    assert marks(figure)[0]["x"] == [0, 0.1, 0.2, 0.3, 0.4, 0.5]
+    assert marks(figure)[0]["y"] == values
+    assert len(figure.views) == 1
+
+
+def test_time_against_score() -> None:
+    dots = marks(trade(BOARD, LOOKS))
+    assert [m["x"] for m in dots] == [[2.4], [3.12]]
+
+
+def test_numbers_are_short_and_json_stays_json() -> None:
+    assert number(0.123456789) == 0.12346
+    assert json.dumps(number(12.0)) == "12"
+    assert number(math.nan) is None
+    assert number(math.inf) is None
+
+
+def test_texts_of_charts_are_no_markup() -> None:
+    assert number("<b>&</b>") == "&lt;b&gt;&amp;&lt;/b&gt;"
+
+
+def test_what_all_marks_share_is_said_once() -> None:
+    panel = Panel("", ({"x": [1, 2], "y": [3]}, {"x": [1, 2], "y": [4]}, {"x": [1], "y": [5]}), {})
+    plain = panel.plain()
+    assert plain["x"] == [1, 2]
+    assert [m.get("x") for m in plain["marks"]] == [None, None, [1]]
+
+
+def test_empty_panels_and_views_are_left_out() -> None:
+    full = Panel("full", ({"x": [1], "y": [1]},), {})
+    figure = Figure("f", "", "", (View("a", (Panel("", (), {}),)), View("b", (full,))))
+    assert [view.title for view in figure.kept().views] == ["b"]
+    assert Figure("f", "", "", (View("a", ()),)).kept() is None

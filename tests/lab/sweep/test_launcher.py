@@ -1,0 +1,134 @@
+"""What the launcher makes of what it is told, with an engine that plays the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from lab.sweep import pretend
+from normkit.lab.experiment import Experiment
+from normkit.lab.results import Epoch
+from normkit.lab.store import FAILED, WAITING, Owner, Store
+from normkit.lab.sweep import Watcher
+from normkit.lab.sweep.interrupts import Interrupts
+from normkit.lab.sweep.launcher import TIMES, Launcher
+from normkit.lab.sweep.messages import Broke, Done, Job, Lost, Message, Told
+
+Answer = Callable[[Sequence[Job]], list[Message]]
+
+
+class Played:
+    """One worker with room for four runs; ``answer`` says what becomes of them."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.groups: list[list[Job]] = []
+        self.told: list[Message] = []
+
+    def size(self) -> int:
+        return 1
+
+    def room(self) -> int:
+        return 0 if self.told else 4
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        self.groups.append(list(jobs))
+        self.told += self.answer(jobs)
+
+    def poll(self, seconds: float) -> list[Message]:
+        told, self.told = self.told, []
+        return told
+
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def done(job: Job) -> Message:
+    result = pretend.train(job.run)
+    assert result is not None
+    return Done(result)
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with Store(path) as made:
+        yield made
+
+
+def sweep(experiment: Experiment, store: Store, answer: Answer) -> Played:
+    engine = Played(answer)
+    runs = {run.id: run for run in experiment.runs()}
+    store.add(runs.values())
+    owner = Owner(store.folder)
+    try:
+        Launcher(runs, store, owner, engine, Watcher()).sweep(Interrupts())
+    finally:
+        store.release(owner)
+        owner.close()
+    return engine
+
+
+def test_runs_of_one_setting_are_given_together(store: Store) -> None:
+    experiment = pretend.experiment(variants=2, seeds=6)
+    engine = sweep(experiment, store, lambda jobs: [done(job) for job in jobs])
+    assert [len(group) for group in engine.groups] == [4, 4, 2, 2]
+    for group in engine.groups:
+        assert all(job.run.setting == group[0].run.setting for job in group)
+    assert len(store.results()) == 12
+
+
+@pytest.mark.parametrize("kind", ["broke", "lost"])
+def test_after_trouble_in_company_runs_are_trained_alone(store: Store, kind: str) -> None:
+    def answer(jobs: Sequence[Job]) -> list[Message]:
+        if len(jobs) == 1:
+            return [done(job) for job in jobs]
+        if kind == "lost":
+            return [Lost(job.run.id, "gone", awake=True, shared=True) for job in jobs]
+        return [Broke(job.run.id, "no memory", shared=True) for job in jobs]
+
+    engine = sweep(pretend.experiment(variants=1, seeds=4), store, answer)
+    assert [len(group) for group in engine.groups] == [4, 1, 1, 1, 1]
+    assert len(store.results()) == 4
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_only_losses_without_progress_count(store: Store, progress: bool) -> None:
+    """A machine that kills a worker now and then delays a run; one that kills it always ends it."""
+    tries = 0
+
+    def answer(jobs: Sequence[Job]) -> list[Message]:
+        nonlocal tries
+        tries += 1
+        (job,) = jobs
+        if tries > 2 * TIMES + 2:
+            return [done(job)]
+        epoch = tries if progress else 1  # it comes further every time, or never
+        told = Told(job.run.id, float(epoch), Epoch(epoch))
+        return [told, Lost(job.run.id, "gone", awake=True)]
+
+    sweep(pretend.experiment(variants=1, seeds=1), store, answer)
+    (state,) = store.status().values()
+    if progress:
+        assert state.state == "done"
+    else:
+        assert state.state == FAILED
+        assert tries == 1 + TIMES
+        assert state.reason == f"lost {TIMES + 1} times at one place: gone"
+
+
+def test_a_second_signal_is_an_order(store: Store) -> None:
+    interrupts = Interrupts()
+    interrupts._note(2, None)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts._note(2, None)
+    runs = {run.id: run for run in pretend.experiment().runs()}
+    store.add(runs.values())
+    owner = Owner(store.folder)
+    engine = Played(lambda jobs: [])
+    with pytest.raises(KeyboardInterrupt):
+        Launcher(runs, store, owner, engine, Watcher()).sweep(interrupts)
+    owner.close()
+    assert engine.groups == []
+    assert {each.state for each in store.status().values()} == {WAITING}

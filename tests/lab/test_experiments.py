@@ -1,0 +1,104 @@
+"""The experiments that are shipped: each can be read, built and compared at each of its scales."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import pytest
+
+from normkit.lab import data
+from normkit.lab.checking import check_models
+from normkit.lab.experiment import Experiment
+from normkit.lab.reading import read, scales
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+FILES = sorted(FOLDER.glob("*.toml"))
+CASES = [(file, scale) for file in FILES for scale in scales(file)]
+IDS = [f"{file.stem}, {scale}" for file, scale in CASES]
+PROMISED = {
+    "ubn-table": (2, 3, 4, 7, 8),
+    "ubn-figure": (1, 2, 5, 6),
+    "revisiting-bn-table": range(1, 7),
+    "estimation-shift-figure": (2, 3, 4, 5, 8),
+    "estimation-shift-table": (1, 2, 3),
+    "ws-bcn-table": range(1, 9),
+    "ws-bcn-figure": (4, 5, 6),
+    "bgn-table": (1, 2),
+}
+
+
+def test_every_table_and_figure_that_is_promised_has_a_file() -> None:
+    promised = {f"{paper}-{number}" for paper, numbers in PROMISED.items() for number in numbers}
+    assert promised <= {file.stem for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_file_has_the_published_protocol_one_for_hours_and_a_choice(file: Path) -> None:
+    document = tomllib.loads(file.read_text(encoding="utf-8"))
+    assert {"paper", "lab"} <= set(scales(file))
+    assert document["scale"] in scales(file)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=IDS)
+def experiment(request: pytest.FixtureRequest) -> Experiment:
+    return read(*request.param)
+
+
+def test_it_says_what_it_asks_where_that_comes_from_and_what_differs(
+    experiment: Experiment,
+) -> None:
+    assert experiment.question.endswith("?")
+    assert experiment.title
+    assert experiment.source
+    assert experiment.difference
+
+
+def test_its_runs_are_all_different(experiment: Experiment) -> None:
+    runs = experiment.runs()
+    assert len({run.id for run in runs}) == len(runs)
+    # what is compared is never the same thing twice
+    for cell in experiment.cells():
+        here = [variant for variant in experiment.variants if variant.cell == cell]
+        ids = {run.id for variant in here for run in variant.runs(experiment.seeds)}
+        assert len(ids) == len(here) * len(experiment.seeds)
+
+
+def test_its_data_can_be_asked_for(experiment: Experiment) -> None:
+    for variant in experiment.variants:
+        data.check(variant.setting.data)
+        known = variant.setting.data.name.partition(":")[0]
+        assert known in data.names()
+
+
+def test_its_published_numbers_belong_to_variants_and_are_shares(experiment: Experiment) -> None:
+    for published in experiment.published:
+        assert experiment.variant(published.variant, published.cell).name == published.variant
+        assert experiment.metric == "loss" or 0 < published.value < 1
+
+
+TABLES = [file for file in FILES if "-table-" in file.stem]
+
+
+@pytest.mark.parametrize("file", TABLES, ids=lambda file: file.stem)
+def test_a_table_brings_its_published_numbers(file: Path) -> None:
+    assert read(file, "paper").published
+
+
+DESKS = [file for file, scale in CASES if scale == "desk"]
+
+
+@pytest.mark.parametrize("file", DESKS, ids=lambda file: file.stem)
+def test_its_models_can_be_built_at_a_desk(file: Path) -> None:
+    check_models(read(file, "desk"))
+
+
+def test_the_demonstration_compares_five_normalizers_at_two_batch_sizes() -> None:
+    with as_file(files("normkit.lab") / "demo.toml") as file:
+        demo = read(file)
+    assert len({variant.name for variant in demo.variants}) == 5
+    assert [dict(cell)["train.worker_batch"] for cell in demo.cells()] == [64, 2]
+    assert demo.seeds == (1, 2, 3, 4, 5)
+    assert len(demo.runs()) == 50
+    check_models(demo)
