@@ -39,11 +39,12 @@ def fused_pixels(
 ) -> Tensor | None:
     """activation(weight · (x − mean)/√(var + eps) + bias + residual), statistics of each pixel.
 
-    None unless Triton is the chosen backend: then ``normalize`` does it.
+    An expression for compilers, which make one kernel of it. Otherwise None unless Triton is the
+    chosen backend: then ``normalize`` does it.
     """
     check(x, residual, activation)
     if expression_wanted():
-        return None
+        return expression(x, weight, bias, residual, eps, correction, activation)
     x = dense(x)
     # not for Pixels: there may be more of them than the grids of other kernels hold
     if not hasattr(choose(x, Channels.of(x)), "moment_parts"):
@@ -96,7 +97,8 @@ def _again(ctx: Any, grad: Tensor, given: Any) -> list[Tensor | None]:
     needs = ctx.needs_input_grad[:4]
     wanted = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
     x, weight, bias, residual = given
-    y = expression(x, weight, bias, residual, ctx.pixel)
+    pixel = ctx.pixel
+    y = expression(x, weight, bias, residual, pixel.eps, pixel.correction, pixel.act)
     flowing = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
     back = [
         next(flowing) if need and t is not None else None
@@ -112,14 +114,16 @@ def expression(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    pixel: Pixel,
+    eps: float,
+    correction: int,
+    act: str,
 ) -> Tensor:
     """What the kernels compute, as autograd can differentiate it."""
     wide = x.to(statistics_dtype(x.dtype))
     apart = wide - wide.mean(1, keepdim=True)
     square = apart.square().sum(1, keepdim=True)
-    y = apart * torch.rsqrt(square / (x.shape[1] - pixel.correction) + pixel.eps)
+    y = apart * torch.rsqrt(square / (x.shape[1] - correction) + eps)
     if weight is not None and bias is not None:
         shape = (-1, *(1,) * (x.dim() - 2))
         y = y * weight.view(shape) + bias.view(shape)
-    return epilogue(y, residual, pixel.act).to(x.dtype)
+    return epilogue(y, residual, act).to(x.dtype)

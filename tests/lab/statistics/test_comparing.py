@@ -13,7 +13,15 @@ from lab.statistics.made_up import experiment, result, results, variant
 from normkit.errors import OptionError
 from normkit.lab.experiment import Run
 from normkit.lab.results import Comparison, Result
-from normkit.lab.statistics import compare, effect, interval, paired_t, sign_flip, tost
+from normkit.lab.statistics import (
+    compare,
+    effect,
+    interval,
+    more_seeds,
+    paired_t,
+    sign_flip,
+    tost,
+)
 
 BN = [0.90, 0.91, 0.92, 0.90, 0.91]
 BCN = [0.92, 0.94, 0.93, 0.92, 0.94]
@@ -85,6 +93,18 @@ def test_holm_over_variants_and_cells() -> None:
     assert strong.p_better_holm == pytest.approx(4 * strong.p_better)
     assert (weak.verdict, strong.verdict) == ("not shown", "better")
     assert weak.p_equivalent_holm >= weak.p_equivalent
+
+
+def test_more_seeds_allow_for_holm_in_their_own_direction() -> None:
+    about = experiment("bn", "better", "a bit worse", seeds=5)
+    wild = [x + d for x, d in zip(BN, [-0.05, 0.03, -0.06, 0.01, -0.02], strict=True)]
+    known = results(about, {"bn": BN, "better": BCN, "a bit worse": wild})
+    found = compare(about, known)[1]
+    differences = [a - b for a, b in zip(wild, BN, strict=True)]
+    # of the tests of "worse" it has the smallest p-value, which Holm doubles
+    assert found.p_worse_holm == pytest.approx(2 * found.p_worse)
+    assert found.more_seeds == more_seeds(differences, 0.005, alpha=0.025)
+    assert found.more_seeds != more_seeds(differences, 0.005, alpha=0.05)
 
 
 def test_only_seeds_that_both_finished() -> None:

@@ -43,8 +43,8 @@ def test_a_margin_of_nothing_is_never_shown() -> None:
 
 
 def test_differences_without_spread_count_signs() -> None:
-    # 0.97 − 0.96 is not 0.98 − 0.97 in floating point: t would be 10¹⁵
-    a, b = [0.97, 0.98, 0.99, 0.95, 0.93], [0.96, 0.97, 0.98, 0.94, 0.92]
+    # 0.3 − 0.2 is not 0.2 − 0.1 in floating point: t would be 10¹⁶
+    a, b = [0.3, 0.2, 0.4, 0.5, 0.9], [0.2, 0.1, 0.3, 0.4, 0.8]
     assert paired_t(a, b) == (1 / 32, 1.0)
     assert paired_t(b, a) == (1.0, 1 / 32)
     assert paired_t(a, a) == (1.0, 1.0)
