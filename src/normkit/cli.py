@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.traceback:
             raise
-        print(f"normkit: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"normkit: {str(error).strip()}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("normkit: interrupted", file=sys.stderr)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import normkit
-from normkit import catalog, demo
+from normkit import catalog
+from normkit.commands.list_ import statistics_from
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,7 +24,7 @@ def row(name: str) -> str:
     """The line of the README's table that a card asks for."""
     layer = catalog.ENTRIES[name]
     exact = "yes" if layer.card.exact_from_bn else "–"
-    title, pool = layer.card.title, demo.statistics_from(name)
+    title, pool = layer.card.title, statistics_from(name)
     return f"| `{name}` | `{layer.__name__}` | {title} | {pool} | {exact} |"
 
 

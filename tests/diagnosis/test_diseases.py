@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import normkit
-from normkit import demo
+from normkit.commands.digits import load_digits
 from normkit.diagnosis.diseases import DISEASES, HEALTHY, Trial, Ward, to_markdown
 from normkit.diagnosis.diseases.patient import Disease, Patient, Reference
 from normkit.diagnosis.diseases.schooling import school
@@ -33,7 +33,7 @@ PAST = {
 @pytest.fixture(scope="module")
 def ward() -> Ward:
     """Trains each reference model once for all tests of this file."""
-    return Ward(demo.load_digits(), seed=0)
+    return Ward(load_digits(), seed=0)
 
 
 def alarms(patient: Patient) -> list[str]:
@@ -107,7 +107,7 @@ def test_a_ward_gives_the_same_patient_twice(ward: Ward) -> None:
 
 def test_a_seed_does_not_touch_the_random_numbers_of_the_caller() -> None:
     state = torch.get_rng_state()
-    HEALTHY[2].make(Ward(demo.load_digits(), seed=3))
+    HEALTHY[2].make(Ward(load_digits(), seed=3))
     assert torch.equal(torch.get_rng_state(), state)
 
 

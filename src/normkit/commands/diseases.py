@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from normkit.commands import outputs
+from normkit.commands.digits import load_digits
 from normkit.commands.screen import console, table
 from normkit.diagnosis.diseases import DISEASES, HEALTHY, Trial, run_trials, to_markdown
 from normkit.diagnosis.diseases.trials import HEALTHY_HEAD, ILL_HEAD, rows_of, verdict
@@ -78,8 +79,6 @@ def _wanted(name: str, only: list[str]) -> bool:
 def _run(seeds: int, names: list[str]) -> tuple[list[Trial], float]:
     require("sklearn", "lab", "normkit diseases")
     progress = require("rich.progress", "cli", "normkit diseases")
-    from normkit.demo import load_digits
-
     digits = load_digits()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tensors this small gain nothing from more

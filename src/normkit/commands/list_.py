@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from normkit import catalog
 from normkit.commands.screen import console, table
-from normkit.demo import statistics_from
 
 NAME = "list"
 HELP = "the layers, one line each"
@@ -24,8 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from normkit import catalog
-
     rows = []
     for name in catalog.names(options.kind):
         card = catalog.find(name).card
@@ -33,3 +31,13 @@ def run(options: argparse.Namespace) -> int:
         rows.append((name, card.title, card.paper, f"{card.kind}s", statistics_from(name), exact))
     console().print(table(f"{len(rows)} layers: normkit.make(name, channels)", HEAD, rows))
     return 0
+
+
+def statistics_from(name: str) -> str:
+    """Whose values share the statistics in training, in words."""
+    entry = catalog.ENTRIES[name]
+    if entry.card.kind == "weight":
+        return "each filter"
+    if entry.card.pools_samples:
+        return "the batch"
+    return "each sample" if entry(8).uses_moments() else "stored"

@@ -7,7 +7,7 @@ changes with its values, and what a word stands for, is said under ``along``:
     "train.worker_batch" = [2, 64]
     batch = ["micro", "large"]
     [along."train.worker_batch"]
-    "train.lr" = [0.003, 0.1]          # one for each value of the axis, in its order; or one for all
+    "train.lr" = [0.003, 0.1]  # one for each value of the axis, in its order; or one for all
     [along.batch]
     "train.batch" = [1, 128]
 

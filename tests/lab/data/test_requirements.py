@@ -26,16 +26,21 @@ class Blocked:
             raise ModuleNotFoundError(f"{name} is blocked in this test", name=name)
 
 sys.meta_path.insert(0, Blocked())
-from normkit.lab.data import load
+from normkit.errors import NormkitError
+from normkit.lab.data import load, locate
 from normkit.lab.data.cifar import PYTHON_10
 from normkit.lab.experiment import Data
 from pathlib import Path
 
-sets = load(Data("digits", flip=True, crop=1))
+sets = load(Data("synthetic:1x8x8x10x1472", flip=True, crop=1))
 print(len(list(sets.train.batches(64, seed=1, shuffle=True, augment=True))))
 folder = Path(sys.argv[1])
 raw = PYTHON_10.unpacked(sorted(folder.iterdir()))
 print(len(raw.train.labels), "numpy" in sys.modules)
+try:
+    locate(Data("digits"))
+except NormkitError as error:
+    print("normkit[lab]" in str(error))
 """
 
 
@@ -47,7 +52,7 @@ def test_torch_alone(tmp_path: Path) -> None:
         text=True,
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["23", "10", "False"]
+    assert ran.stdout.split() == ["23", "10", "False", "True"]
 
 
 real = pytest.mark.skipif(not REAL, reason="NORMKIT_DATA is not set: no real files to read")

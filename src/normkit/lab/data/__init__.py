@@ -4,9 +4,9 @@
     for images, labels in sets.train.batches(128, seed=1, epoch=0, shuffle=True, augment=True):
         ...                                  # float32 and normalized, int64; both on the device
 
-**Which sets.** `names()` lists them. digits and synthetic need no files. The others are found under
-`Data.path`, in the folders of NORMKIT_DATA, or in ./data; `locate` says where, or says which file
-is missing or damaged and how to get it. Nothing is downloaded.
+**Which sets.** `names()` lists them. digits come with scikit-learn, synthetic is drawn. The others
+are found under `Data.path`, in the folders of NORMKIT_DATA, or in ./data; `locate` says where, or
+says which file is missing or damaged and how to get it. Nothing is downloaded.
 
 **Small sets** (`TensorLoader`) are bytes on the training device. Whatever is random about an epoch
 is drawn at once, on the CPU, from the seed and the epoch alone; so CPU and GPU see the same

@@ -30,6 +30,8 @@ def locate(spec: Data) -> Path | None:
     >>> locate(Data("digits"))
     """
     check(spec)
+    if spec.name == "digits":
+        digits.source()
     found = _found(spec)
     return found.path if found else None
 
