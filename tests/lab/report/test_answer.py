@@ -137,3 +137,13 @@ def test_ways_of_computing_are_no_other_environment() -> None:
         for k, (run, result) in enumerate(FOUND.items())
     }
     assert cautions(Board(ONE, found)) == []
+
+
+def test_a_narrow_verdict_is_said_to_be_one() -> None:
+    compared = sample.comparisons(ONE, FOUND)
+    board = Board(ONE, FOUND)
+    assert "narrowly" not in " ".join(cautions(board, [replace(c, low=0.1) for c in compared]))
+    narrow = [replace(c, verdict="better", low=-0.01) for c in compared]
+    assert "decided narrowly" in " ".join(cautions(board, narrow))
+    wide = [replace(c, verdict="equivalent", low=0.0, high=1.0) for c in compared]
+    assert "decided narrowly" in " ".join(cautions(board, wide))

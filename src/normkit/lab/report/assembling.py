@@ -114,7 +114,7 @@ def _parts(
         "counts": board.counts,
         "seconds": sum(result.seconds for result in board.all_results()),
         "answer": answer(board, comparisons),
-        "cautions": cautions(board),
+        "cautions": cautions(board, comparisons),
         "looks": list(look.values()),
         "axes": verdicts.axis_heads(board),
         "verdicts": verdicts.rows(board, comparisons, look),

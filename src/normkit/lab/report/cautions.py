@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from normkit.lab.report.answer import MANY, at
 from normkit.lab.report.environments import environments
 from normkit.lab.report.scores import Board, Scores
 from normkit.lab.report.words import counted, listed
+from normkit.lab.results import Comparison
 
 
-def cautions(board: Board) -> list[str]:
+def cautions(board: Board, comparisons: Iterable[Comparison] = ()) -> list[str]:
     """Sentences; none where nothing has been run."""
     experiment, counts = board.experiment, board.counts
     found = []
@@ -27,12 +30,27 @@ def cautions(board: Board) -> list[str]:
         found.append(
             f"{counted(len(experiment.seeds), 'seed')}: too few to show small differences."
         )
+    narrow = dict.fromkeys(c.variant for c in comparisons if _is_narrow(c, experiment.equivalence))
+    if narrow:
+        found.append(
+            f"{listed(narrow)}: decided narrowly. A verdict is a one-sided test at 5 %, and the "
+            "interval beside it, with 95 % between two sides, does not exclude the opposite yet."
+        )
     if len(environments(board.all_results())) > 1:
         found.append(
             "The runs were not all made with the same versions and hardware: times may differ for "
             "that reason. See Versions and hardware."
         )
     return found
+
+
+def _is_narrow(found: Comparison, margin: float) -> bool:
+    """Whether the interval leaves open what the test has decided."""
+    return (
+        (found.verdict == "better" and found.low <= 0)
+        or (found.verdict == "worse" and found.high >= 0)
+        or (found.verdict == "equivalent" and max(-found.low, found.high) > margin)
+    )
 
 
 def _where(scores: Scores) -> str:

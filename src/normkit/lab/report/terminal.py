@@ -47,7 +47,7 @@ def print_verdicts(
     if board.counts["finished"]:
         wide = console.width >= WIDE
         console.print(verdict_table(experiment, results, comparisons, wide=wide))
-    for caution in cautions(board):
+    for caution in cautions(board, comparisons):
         console.print(text(f"! {caution}", style="yellow"))
 
 
