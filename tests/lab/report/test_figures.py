@@ -182,3 +182,21 @@ def test_empty_panels_and_views_are_left_out() -> None:
     figure = Figure("f", "", "", (View("a", (Panel("", (), {}),)), View("b", (full,))))
     assert [view.title for view in figure.kept().views] == ["b"]
     assert Figure("f", "", "", (View("a", ()),)).kept() is None
+
+
+def test_layers_without_a_measure_leave_no_gap() -> None:
+    """A group norm between batch norms has no estimation shift; its neighbours' line goes on."""
+    found = {
+        run: replace(
+            result,
+            epochs=(
+                *result.epochs[:-1],
+                replace(result.epochs[-1], measures={"esm_std": [None, 0.1, None, 0.2]}),
+            ),
+        )
+        for run, result in FOUND.items()
+    }
+    (figure,) = (f for f in watched(Board(MADE, found), LOOKS) if f.id == "watched-esm_std")
+    depth = marks(figure)[0]
+    assert depth["x"] == [2, 4]
+    assert depth["y"] == [0.1, 0.2]

@@ -167,3 +167,11 @@ def test_watching_changes_nothing(norm: object) -> None:
 def test_every_so_many_epochs_and_at_the_end() -> None:
     training = watched("condensation", every=2, epochs=5)
     assert [r.epoch for r in training.records if r.measures] == [0, 2, 4, 5]
+
+
+def test_esm_without_estimates_or_norms() -> None:
+    training = watched("esm")
+    assert training.records[0].epoch == 0
+    assert not training.records[0].measures
+    bare = nn.Sequential(nn.Flatten(), nn.Linear(sets().test.images[0].numel(), 3))
+    assert not last(watched("esm", model=bare)).measures

@@ -132,13 +132,17 @@ def _last(board: Board, looks: Mapping[str, Look], name: str, shown: Measure, ce
     marks: list[Mark] = []
     for scores in board.in_cell(cell):
         columns = list(zip(*_profiles(scores, name), strict=True))
-        if columns:
-            mean = [average(column) for column in columns]
-            std = [deviation([v for v in column if v is not None]) for column in columns]
-            fits = len(shown.over) == len(columns)
-            x = shown.over if fits else range(1, len(columns) + 1)
-            marks.append(mark("line", looks[scores.variant.name], x, mean, std))
-    longest = max((len(each["x"]) for each in marks), default=1)
+        fits = len(shown.over) == len(columns)
+        x = shown.over if fits else range(1, len(columns) + 1)
+        points = [
+            (at, average(column), deviation([v for v in column if v is not None]))
+            for at, column in zip(x, columns, strict=True)
+            if any(value is not None for value in column)  # a norm without statistics has none
+        ]
+        if points:
+            places, mean, std = zip(*points, strict=True)
+            marks.append(mark("line", looks[scores.variant.name], places, mean, std))
+    longest = max((max(each["x"]) for each in marks), default=1)
     ticks = {} if shown.over else {"tick0": 1, "dtick": math.ceil(longest / TICKS)}
     return Panel(cell_words(cell), tuple(marks), _layout(shown.entries, shown.title, **ticks))
 

@@ -60,10 +60,8 @@ class Watcher:
         asked = self.watch.measures
         if "condensation" in asked:
             found["condensation"] = self._condensation()
-        if "esm" in asked:
-            seen = collect(self.model, self._tests(), measures=("esm_mean", "esm_std"))
-            for name in ("esm_mean", "esm_std"):
-                found[name] = [seen.value(path, name) for path in seen.paths]
+        if "esm" in asked and epoch:  # before the first there are no estimates
+            found.update(self._esm())
         if wanted := [name for name in IN_TRAINING if name in asked]:
             found.update(self._in_training(wanted))
         if "ws_gradients" in asked:
@@ -73,6 +71,14 @@ class Watcher:
         if "disturbance" in asked and epoch == self.epochs:
             found["disturbance"] = self._disturbance()
         return {name: value for name, value in found.items() if _says_something(value)}
+
+    def _esm(self) -> dict[str, list[float | None]]:
+        names = ("esm_mean", "esm_std")
+        try:
+            seen = collect(self.model, self._tests(), measures=names)
+        except NothingToDo:  # a model without norms
+            return {}
+        return {name: [seen.value(path, name) for path in seen.paths] for name in names}
 
     def _condensation(self) -> float | None:
         """Of the norm that runs first; one before the network, on the images, does not count."""
