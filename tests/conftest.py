@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+import interpreter
 from normkit import errors
 
 if not torch.cuda.is_available():  # kernels are interpreted; Triton reads this when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    interpreter.quicken()
 torch.set_num_threads(1)  # sums in one order; and two workers do not fight for two cores
 
 

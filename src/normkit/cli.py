@@ -17,6 +17,13 @@ examples:
   normkit survey timm:resnet50                every normalization in a model
   normkit convert timm:resnet50 --to bcn --weights resnet50.pth --out bcn.safetensors
                                               convert a model, with a certificate
+  normkit diagnose mymodels:net --weights net.pt --data valid.pt
+                                              what is wrong with its norms, and what to do
+  normkit calibrate mymodels:net --weights net.pt --data train.pt --out calibrated.safetensors
+                                              statistics of your data into its norms
+  normkit demo                                five normalizers compared in a few minutes
+  normkit lab run FILE                        your own comparison, with paired statistics
+  normkit diseases                            test the diagnosis on models with known faults
   normkit zoo --sample 60                     check conversion on 60 models of timm
 
 Each command has more examples: normkit convert --help
@@ -28,8 +35,8 @@ def parser() -> argparse.ArgumentParser:
     """All commands; what each needs is imported when it runs."""
     made = argparse.ArgumentParser(
         prog="normkit",
-        description="Normalization layers for PyTorch: look them up, find them in a model, "
-        "convert a model to them.",
+        description="Normalization layers for PyTorch: look them up, find them in a model, convert "
+        "it to them,\ndiagnose and calibrate the norms it has, and compare norms on your data.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -6,7 +6,8 @@
     ├── DeviceError (RuntimeError)   tensors on different devices
     ├── OptionError (ValueError)     an option that does not exist or cannot be
     ├── UnknownName (LookupError)    a name that is not in the catalog
-    └── NothingToDo (ValueError)     a call that would have changed nothing
+    ├── NothingToDo (ValueError)     a call that would have changed nothing
+    └── MissingExtra (ImportError)   an optional package that is not installed
 
     NonFiniteWarning (RuntimeWarning)   a batch was kept out of the running statistics
 
@@ -46,6 +47,10 @@ class UnknownName(NormkitError, LookupError):
 
 class NothingToDo(NormkitError, ValueError):
     """A call found nothing to work on."""
+
+
+class MissingExtra(NormkitError, ImportError):
+    """A package that the library does without is needed for what was asked."""
 
 
 class NonFiniteWarning(RuntimeWarning):

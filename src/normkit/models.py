@@ -13,24 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from normkit.core.extras import require as require
+from normkit.errors import MissingExtra as MissingExtra
 from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 
 FORMS = "timm:NAME, torchvision:NAME or package.module:callable"
-
-
-class MissingExtra(NormkitError, ImportError):
-    """A package that is not needed by the library, but by what was asked for."""
-
-
-def require(package: str, extra: str, what: str) -> Any:
-    """An optional package, or an error that says how to get it."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        missing = (error.name or package).partition(".")[0]
-        raise MissingExtra(
-            f"{what} needs {missing}, which is not installed. Try: pip install 'normkit[{extra}]'"
-        ) from error
 
 
 def build(reference: str, **options: Any) -> nn.Module:
@@ -95,7 +82,7 @@ def _constructor(reference: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         builder = models.get_model_builder(name)
         weights = ("weights", "weights_backbone")
         return builder, {w: None for w in weights if w in inspect.signature(builder).parameters}
-    return _callable(library, name), {}
+    return callable_of(library, name), {}
 
 
 def _known(name: str, known: Iterable[str], library: str) -> None:
@@ -109,7 +96,7 @@ def _known(name: str, known: Iterable[str], library: str) -> None:
         raise UnknownName(f"{library} has no model {name!r}. {hint or f'See {listed}.'}")
 
 
-def _callable(module: str, name: str) -> Callable[..., Any]:
+def callable_of(module: str, name: str) -> Callable[..., Any]:
     """What package.module:callable names. The working directory comes first, as for python -m."""
     here = os.getcwd()
     sys.path.insert(0, here)

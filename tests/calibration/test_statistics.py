@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ from torch import Tensor, nn
 import cases
 import normkit as nk
 import subjects
-from normkit.calibration import Profiles, Statistics, apply_statistics, calibrate, files, measure
-from normkit.calibration.files import MissingPackage
-from normkit.errors import NothingToDo, OptionError, UnknownName
+from normkit.calibration import Profiles, Statistics, apply_statistics, calibrate, measure
+from normkit.errors import MissingExtra, NothingToDo, OptionError, UnknownName
 
 
 def net() -> nn.Module:
@@ -185,8 +185,8 @@ def test_without_safetensors_the_message_says_what_to_install(
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     found = measured(torch.randn(9, 3, 8, 8))
-    monkeypatch.setattr(files.importlib, "import_module", missing)
-    with pytest.raises(MissingPackage, match=r"pip install 'normkit\[lab\]'"):
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(MissingExtra, match=r"pip install 'normkit\[lab\]'"):
         found.save(tmp_path / "a.safetensors")
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from normkit.calibration.certainty import Certainty
 from normkit.calibration.fingerprint import Fingerprint, of_state
-from normkit.calibration.tally import Tally
 from normkit.core.moments import Moments
 from normkit.errors import OptionError
+from normkit.inspection.tally import Tally
 
 
 def table(x: Tensor) -> Moments:

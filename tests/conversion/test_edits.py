@@ -137,6 +137,26 @@ def test_an_input_norm_takes_keyword_arguments() -> None:
     assert torch.equal(model.eval()(x=x), model(x))
 
 
+def test_an_input_norm_runs_once_in_a_sequential() -> None:
+    """Its children all run, so a hook on top of that normalized the input twice, and the output
+    of the last layer as well."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    before = portrait(model)
+    norm = nk.BN(3)
+    calls = []
+    norm.register_forward_hook(lambda *_: calls.append(1))
+    x = images() * 3 + 1
+    expected = torch.relu(model[0](copy.deepcopy(norm)(x)))
+    edit = AddInputNorm(norm)
+    calls.clear()
+    edit.do(model)
+    torch.testing.assert_close(model(x), expected)
+    assert calls == [1]
+    assert [name for name, _ in model.named_children()] == ["input_norm", "0", "1"]
+    edit.undo(model)
+    assert portrait(model) == before
+
+
 def test_parameters_that_come_with_an_edit_are_named() -> None:
     model = trained(Net())
     for edit in edits():

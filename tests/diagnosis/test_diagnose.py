@@ -224,7 +224,7 @@ def test_the_gap_is_attributed() -> None:
         (small, [], NothingToDo, "no batches"),
         (small, [torch.randn(0, 3, 9, 9)], NothingToDo, "without any samples"),
         (small, torch.randn(4, 3, 9, 9), OptionError, r"Try \[batch\]"),
-        (small, [torch.randn(4, 5, 9, 9)], ShapeError, "batch 0"),
+        (small, [torch.randn(4, 5, 9, 9)], ShapeError, "batch 1"),
         (lambda: nn.Linear(3, 3), [torch.randn(4, 3)], NothingToDo, "no norms"),
         (lambda: nn.DataParallel(small()), pairs(), OptionError, "model.module"),
         (lambda: torch.compile(small()), pairs(), OptionError, "_orig_mod"),

@@ -36,10 +36,8 @@ GENERIC = {
     "bcn-micro": nk.BCN(8, groups=2, micro=True, update_rate=0.3),
     "batch_renorm": nk.BatchRenorm(8, r_ramp=(0, 4), d_ramp=(1, 9)),
     "bn-virtual": nk.BN(8, virtual_batch=2),
-    "bn-a2": nk.BN(8, form="a2"),
     "bgn-strips": nk.BGN(8, groups=16),
     "ibn": nk.IBN(8),
-    "dn": nk.DN(8),
 }
 SIZES = ((6, (4, 10)), (5, (6, 7)))
 
@@ -117,11 +115,18 @@ def assert_same_step(compiled, twin, layer, x, activation="silu"):
         torch.testing.assert_close(q, p, rtol=1e-5, atol=1e-6, equal_nan=True, msg=key)
 
 
-@pytest.mark.parametrize(
-    ("way", "memory"),
-    [("split", "contiguous"), ("split", "channels_last"), ("whole", "channels_last")],
-)
-@pytest.mark.parametrize("name", FUSED)
+# every layer one way; both ways where the parameters or the memory make another graph
+GRID = [
+    *((name, "split", "contiguous") for name in FUSED),
+    *((name, "split", "channels_last") for name in ("bn", "gn", "rbn", "bcn")),
+    *(
+        (name, "whole", "channels_last")
+        for name in ("bn", "gn", "bgn", "rbn", "rbn-eval", "iebn", "bcn", "bcn-channel", "bcn-eval")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "way", "memory"), GRID)
 def test_one_graph_for_all_sizes(name, way, memory, goes):
     """Output, gradients and buffers of steps of different sizes; traced once."""
     goes(way)

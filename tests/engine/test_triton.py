@@ -19,6 +19,7 @@ triton_backend = pytest.importorskip("normkit.engine.triton_backend")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ACTIVATIONS = ("none", "relu", "silu")
 SHAPES = {
     "vector": (5, 6),
     "map": (3, 5, 4, 6),
@@ -73,9 +74,15 @@ def additions(layout, x):
 MAP = 4  # product, shift, residual, activation
 
 
-@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+# every shape with every type, every shape with every activation, and every type with each of them
+GRID = [
+    pytest.param(shape, dtype, ACTIVATIONS[(i + j) % 3], id=f"{name}-{dtype}")
+    for i, (name, shape) in enumerate(SHAPES.items())
+    for j, dtype in enumerate(DTYPES)
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "activation"), GRID)
 def test_passes(shape, dtype, activation):
     for x in both((2 * torch.randn(shape, device=DEVICE) + 0.5).to(dtype)):
         for layout in layouts(x):
@@ -118,7 +125,8 @@ def check_reductions_and_maps(x, layout, activation):
             assert (mine is None) == (theirs is None)
             if mine is not None:
                 no_worse(mine, theirs, truth, terms, depth + MAP)
-        for extra in ((None, None), (c0, None), (c0, c1)):
+        # what the moments add comes after the residual, and does not know of it
+        for extra in ((None, None), (c0, None), (c0, c1))[2 * keep :]:
             mine = triton_backend.input_gradient(grad, x, map, *extra, layout)
             theirs = torch_backend.input_gradient(grad, x, map, *extra, layout)
             exact_extra = [doubled(t) for t in extra]

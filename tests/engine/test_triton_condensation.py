@@ -71,7 +71,7 @@ def expected(x, samples, factor=1.0):
 @BOTH
 @pytest.mark.parametrize("samples", [1, 2, 5, 9, 11])
 def test_equal_to_the_expression(samples, memory, machine):
-    x = inputs(11, (13, 17), memory, torch.float32, 6).to(DEVICE)
+    x = inputs(11, (5, 7), memory, torch.float32, 6).to(DEVICE)
     score, parts = updated(x, samples)
     assert (parts.splits > 1) == (machine == "large")
     torch.testing.assert_close(score, expected(x, samples), rtol=1e-5, atol=1e-6)

@@ -46,14 +46,22 @@ def gradients(layer, x, grad):
     return y, *torch.autograd.grad(y, [x, *layer.parameters()], grad)
 
 
+SIZES = [(5, 7), (1, 1), (1, 6), (17, 3)]  # the last is cut into rows for two programs
+# every layer, and every form of a map with and without gates, in one and in two tiles of channels
+GRID = [
+    *((name, (3, 4)) for name in CASES if "wide" not in name),
+    *((name, size) for name in ("bnet", "ubn") for size in SIZES),
+    *(("bnet-wide", SIZES[3]), ("ubn-wide", (2, 3))),
+]
+
+
 @BOTH
-@every_layer
-@pytest.mark.parametrize("size", [(5, 7), (1, 1), (1, 6), (19, 3)])
+@pytest.mark.parametrize(("name", "size"), GRID)
 def test_equal_to_the_generic_path(name, size, memory):
     """Output, every gradient, every buffer; against the torch backend in float64."""
     layer = layer_of(name)
     exact = copy.deepcopy(layer).double()
-    x = inputs(5, size, memory, torch.float32, layer.channels).to(DEVICE)
+    x = inputs(3, size, memory, torch.float32, layer.channels).to(DEVICE)
     grad = torch.randn_like(x)
     with nk.use_backend("triton"):
         found = gradients(layer, x.requires_grad_(), grad)
@@ -75,7 +83,7 @@ def test_it_is_the_fused_path(name, monkeypatch):
     monkeypatch.setattr("normkit.layers.ubn.depthwise", refuse)
     layer = layer_of(name)
     with nk.use_backend("triton"):
-        layer(inputs(dtype=torch.float32, channels=layer.channels).to(DEVICE))
+        layer(inputs(2, (2, 2), dtype=torch.float32, channels=layer.channels).to(DEVICE))
 
 
 @every_layer
@@ -102,7 +110,7 @@ def test_the_backward_of_a_backward(name):
 def test_checkpointing_counts_once(name):
     layer = layer_of(name)
     twin = copy.deepcopy(layer)
-    x = inputs(dtype=torch.float32, channels=layer.channels).to(DEVICE)
+    x = inputs(2, (2, 2), dtype=torch.float32, channels=layer.channels).to(DEVICE)
     with nk.use_backend("triton"):
         checkpoint(layer, x.clone().requires_grad_(), use_reentrant=False).sum().backward()
         twin(x)

@@ -9,6 +9,7 @@ import torch
 
 import normkit as nk
 from cases import inputs
+from normkit.errors import OptionError
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from normkit.engine import pixel_launches, triton_backend, triton_pixel_turns, triton_pixels
@@ -81,8 +82,10 @@ def compared(layer, x, activation):
 
 
 @BOTH
-@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
-def test_equal_to_the_generic_path(layer, activation, memory, machine):
+def test_equal_to_the_generic_path(layer, memory, machine):
+    """On each machine both memories, with all activations among them."""
+    number = 2 * ("whole", "cut", "turns").index(machine) + (memory == "channels_last")
+    activation = ("none", "relu", "silu", "silu", "none", "relu")[number]
     x = inputs(3, (3, 2), memory, torch.float32, layer.channels).to(DEVICE)
     form = pixel_launches._form(layer.channels, 6, memory == "channels_last")
     turns = form.kernels is triton_pixel_turns
@@ -150,16 +153,22 @@ def test_the_backward_of_a_backward(layer, memory):
             torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
 
 
-@BOTH
-def test_one_launch_forward_two_backward(memory, monkeypatch):
-    started = []
+@pytest.fixture
+def started(monkeypatch):
+    """The kernels that were launched."""
+    found = []
     call = triton_backend.Launch.__call__
 
     def counted(self, *tensors):
-        started.append(self.kernel)
+        found.append(self.kernel)
         return call(self, *tensors)
 
     monkeypatch.setattr(triton_backend.Launch, "__call__", counted)
+    return found
+
+
+@BOTH
+def test_one_launch_forward_two_backward(memory, started):
     x = inputs(2, (3, 3), memory, torch.float32).to(DEVICE).requires_grad_()
     with nk.use_backend("triton"):
         y = nk.PN(8).to(DEVICE)(x)
@@ -169,6 +178,26 @@ def test_one_launch_forward_two_backward(memory, monkeypatch):
         triton_pixels.pixel_gradient_kernel,
         triton_pixels.parameter_gradient_kernel,
     ]
+
+
+def test_more_pixels_than_other_kernels_serve(started, monkeypatch):
+    """why() asked for pixels as cells of the general passes, whose grids hold 65,535 tiles of
+    them; so it named torch, or no backend at all, where the kernels of this file ran."""
+    monkeypatch.setattr(triton_backend, "GRID_LIMIT", 1)
+    triton_backend._serves.cache_clear()
+    layer, x = nk.PN(4).to(DEVICE), inputs(2, (5, 5), dtype=torch.float32, channels=4).to(DEVICE)
+    try:
+        with nk.use_backend("triton"):
+            assert nk.why(layer, x) == "pn runs on triton (forced)."
+            layer(x)
+            assert started == [triton_pixels.pixel_map_kernel]
+            wide = torch.randn(2, 4, 5, 5, device=DEVICE).to(memory_format=torch.channels_last)
+            said = nk.why(layer, wide)  # two blocks of channels: more than there may be
+            with pytest.raises(OptionError, match="more cells than a kernel's grid holds"):
+                layer(wide)
+        assert said.startswith("pn runs on no backend: Triton is asked for, but more cells")
+    finally:
+        triton_backend._serves.cache_clear()
 
 
 def test_an_in_place_activation_may_follow():

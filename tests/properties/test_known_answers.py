@@ -21,7 +21,8 @@ GRID = [
     for layout in case.layouts
     for mode in ("train", "eval")
 ]
-SINGLE = [p for p in GRID if p.values[2] in ("contiguous", "line", "volume")]
+# rounding does not know of axes: one layout a case
+SINGLE = [p for p in GRID if p.values[2] == p.values[1].layouts[0]]
 
 
 def draw(name: str, case: Case, layout: str, mode: str, dtype: torch.dtype) -> tuple[Any, ...]:

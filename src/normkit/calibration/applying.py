@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from normkit.calibration.keepers import Keeper
 from normkit.calibration.result import Calibration, LayerChange
 from normkit.calibration.snapshot import Snapshot
 from normkit.calibration.statistics import Statistics
 from normkit.calibration.subjects import subjects_of
 from normkit.calibration.writing import Writer
 from normkit.errors import OptionError
+from normkit.inspection.keepers import Keeper
 
 # kinds whose statistics are the same: those of each channel of the input
 PLAIN = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normkit.calibration.tally import Tally, weights
 from normkit.core.moments import Moments
+from normkit.inspection.tally import Tally, weights
 
 LEAST = 30  # images: a standard error from fewer says little
 

@@ -8,7 +8,6 @@ from torch import nn
 
 from normkit.calibration.feeding import Feed
 from normkit.calibration.fingerprint import Fingerprint, of_state
-from normkit.calibration.keepers import Keeper
 from normkit.calibration.measured import Measured
 from normkit.calibration.result import Calibration, LayerChange
 from normkit.calibration.snapshot import Snapshot
@@ -17,6 +16,7 @@ from normkit.calibration.subjects import Subjects
 from normkit.calibration.verdict import Metric, judged, score
 from normkit.calibration.writing import Writer
 from normkit.errors import NothingToDo
+from normkit.inspection.keepers import Keeper
 
 
 def change_statistics(

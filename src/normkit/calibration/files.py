@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from normkit.errors import NormkitError, OptionError
-
-
-class MissingPackage(NormkitError, ImportError):
-    """A package that the library does without, but not what was asked for."""
-
-
-def require(package: str, extra: str, what: str) -> Any:
-    """An optional package, or an error that says how to get it."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        name = package.partition(".")[0]
-        raise MissingPackage(
-            f"{what} needs {name}, which is not installed. Try: pip install 'normkit[{extra}]'"
-        ) from error
+from normkit.core.extras import require
+from normkit.errors import OptionError
 
 
 def write(

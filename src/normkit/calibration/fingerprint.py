@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.calibration.feeding import tensors_in
+from normkit.inspection.batches import tensors_in
 
 WIDE = 1 << 64
 AT_ONCE = 1 << 22  # values that are hashed together, in 64 bits each

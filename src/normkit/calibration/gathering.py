@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.calibration.feeding import Feed, images_in
+from normkit.calibration.feeding import Feed
 from normkit.calibration.fingerprint import Fingerprint
-from normkit.calibration.keepers import Keeper
 from normkit.calibration.measured import Measured
 from normkit.errors import NonFiniteWarning
+from normkit.inspection.batches import samples_in
+from normkit.inspection.keepers import Keeper
 
 
 class Reached(BaseException):
@@ -62,7 +63,7 @@ def gather(
     size = [0]
     with watching(measured, size), _ending(stop_after):
         for number, batch in enumerate(feed, 1):
-            size[0] = images_in(batch)
+            size[0] = samples_in(batch)
             with suppress(Reached):
                 feed.run(batch, number)
             for one in measured:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.calibration.feeding import Feed, tensors_in
+from normkit.calibration.feeding import Feed
 from normkit.calibration.result import LayerChange
 from normkit.inspection import undisturbed
+from normkit.inspection.batches import tensors_in
 
 FLAT = 0.1  # a standard deviation that has shrunk to this share counts as lost
 MOST = 0.5  # of a layer's channels lost: then the layer is

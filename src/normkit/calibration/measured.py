@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from normkit.calibration.certainty import LEAST, Certainty
-from normkit.calibration.keepers import Keeper
-from normkit.calibration.tally import Tally
 from normkit.core.moments import Moments
+from normkit.inspection.keepers import Keeper
+from normkit.inspection.tally import Tally
 
 
 class Measured:

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from normkit.calibration import files
-from normkit.calibration.tally import Tally
 from normkit.errors import OptionError, UnknownName, nearest
+from normkit.inspection.tally import Tally
 
 PARTS = ("count", "mean", "m2")
 SEPARATOR = ":"  # which no path of a module has

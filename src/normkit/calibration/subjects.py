@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from normkit.calibration.keepers import Keeper
-from normkit.calibration.keeping import keeper_of
 from normkit.errors import NothingToDo, OptionError, ShapeError
 from normkit.inspection import Site, select, survey
-from normkit.layers.norm_act import NormAct
+from normkit.inspection.keepers import Keeper
+from normkit.inspection.keeping import keeper_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ def subjects_of(model: nn.Module, where: Any = None, frozen: bool = False) -> Su
     _refuse_unready(model)
     keepers, left = [], {}
     for site in select(found, where):
-        keeper = keeper_of(site.path, norm_of(site), site.kind) if site.tracked else None
+        keeper = keeper_of(site.path, site.norm, site.kind) if site.tracked else None
         reason = _reason(site, keeper, frozen)
         if reason is None and keeper is not None:
             keepers.append(keeper)
@@ -44,11 +43,6 @@ def subjects_of(model: nn.Module, where: Any = None, frozen: bool = False) -> Su
             f"{f' ({said})' if said else ''}. Norms such as gn or ln keep none."
         )
     return Subjects(tuple(keepers), left)
-
-
-def norm_of(site: Site) -> nn.Module:
-    """The norm without what NormAct adds to it."""
-    return site.module.norm if isinstance(site.module, NormAct) else site.module
 
 
 def _reason(site: Site, keeper: Keeper | None, frozen: bool) -> str | None:

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.calibration.feeding import Feed, images_in
+from normkit.calibration.feeding import Feed
 from normkit.calibration.fingerprint import Fingerprint
 from normkit.calibration.gathering import gather, input_of, order_of
-from normkit.calibration.keepers import Keeper
 from normkit.calibration.lockstep import current, together
 from normkit.calibration.measured import Measured
 from normkit.errors import OptionError
 from normkit.inspection import undisturbed
+from normkit.inspection.batches import samples_in
+from normkit.inspection.keepers import Keeper
 
 # a norm that a batch reaches repeatedly: its input depends on its own statistics
 REPEATS = 50  # passes at most
@@ -76,7 +77,7 @@ def side_by_side(
         raise OptionError("until= looks at one batch after the other, together=True at all.")
     batches = list(feed)
     measured = {keeper: Measured(keeper) for keeper in keepers}
-    sizes = [images_in(batch) for batch in batches]
+    sizes = [samples_in(batch) for batch in batches]
 
     def hook_for(keeper: Keeper) -> Any:
         one = measured[keeper]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from normkit.calibration.keepers import Keeper
 from normkit.calibration.measured import Measured
-from normkit.calibration.tally import Tally
+from normkit.inspection.keepers import Keeper
+from normkit.inspection.tally import Tally
 
 
 class Writer:

@@ -12,17 +12,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from normkit import checkpoints, models
-from normkit.commands import calibrate
 from normkit.errors import OptionError
 
 DATA = """\
 data:
-  .pt, .pth, .npz, .safetensors   inputs called x, images, inputs or data, and classes called y,
-                                  labels or targets; of .pt also a tensor or a pair (x, y)
+  .pt, .pth, .npz, .safetensors   inputs (N, ...): the only tensor, or the one called x, images,
+                                  inputs or data; and classes called y, labels or targets; of .pt
+                                  also a tensor or a pair (x, y)
   a directory of images           one directory a class, as torchvision's ImageFolder reads it;
                                   --size, --mean and --std say how images become inputs
   package.module:callable         a function that returns batches, such as a DataLoader"""
+INPUTS = ("x", "images", "inputs", "data")
 TARGETS = ("y", "labels", "targets", "classes")
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +32,8 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--batch", type=int, default=64, metavar="N", help="samples at a time, of a file (64)")
     add("--size", type=int, default=224, metavar="PIXELS", help="of images, cut square (224)")
-    add("--mean", type=float, nargs=3, default=calibrate.IMAGENET[0], help="of images (ImageNet's)")
-    add("--std", type=float, nargs=3, default=calibrate.IMAGENET[1], help="likewise")
+    add("--mean", type=float, nargs=3, default=IMAGENET[0], help="of images (ImageNet's)")
+    add("--std", type=float, nargs=3, default=IMAGENET[1], help="likewise")
 
 
 def batches_of(text: str, options: argparse.Namespace, training: bool = False) -> Iterable[Any]:
@@ -39,11 +41,11 @@ def batches_of(text: str, options: argparse.Namespace, training: bool = False) -
     path = Path(text)
     if ":" in text and not path.exists():
         module, _, name = text.partition(":")
-        return _called(text, models._callable(module, name))
+        return _called(text, models.callable_of(module, name))
     if options.batch < 1:
         raise OptionError(f"--batch got {options.batch}. Expected at least 1.")
     if path.is_dir():
-        return calibrate.batches_of(argparse.Namespace(**{**vars(options), "data": path}))
+        return _images(path, options)
     if not path.is_file():
         raise OptionError(
             f"There is no file or directory {text}. Expected one, or package.module:callable."
@@ -70,27 +72,65 @@ def _called(text: str, found: Any) -> Iterable[Any]:
     return given
 
 
+def _images(path: Path, options: argparse.Namespace) -> Iterable[Any]:
+    vision = models.require("torchvision", "models", "A directory of images")
+    steps = vision.transforms
+    prepare = steps.Compose(
+        [
+            steps.Resize(options.size),
+            steps.CenterCrop(options.size),
+            steps.ToTensor(),
+            steps.Normalize(options.mean, options.std),
+        ]
+    )
+    try:
+        found = vision.datasets.ImageFolder(path, prepare)
+    except FileNotFoundError as error:
+        raise OptionError(f"{path}: {models.first_line(error)}.") from error
+    return DataLoader(found, batch_size=options.batch)
+
+
 def _pair(path: Path) -> tuple[Tensor, Tensor | None]:
     """Inputs and targets in a file."""
-    if path.suffix in (".pt", ".pth"):
-        found = calibrate._loaded(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-        if isinstance(loaded, tuple | list) and len(loaded) == 2:
-            found = dict(zip(("x", "y"), loaded, strict=True))
-    elif path.suffix == ".npz":
+    found = {n: t for n, t in _read(path).items() if isinstance(t, Tensor) and t.dim() > 0}
+    name = next((name for name in TARGETS if name in found), None)
+    targets = None if name is None else found.pop(name)
+    name = next((name for name in INPUTS if name in found), None)
+    if name is None and len(found) == 1:
+        (name,) = found
+    if name is None:
+        raise OptionError(
+            f"{path} holds {len(found)} tensors ({', '.join(map(str, list(found)[:5]))}), "
+            f"expected one, or one called {', '.join(INPUTS)}."
+        )
+    inputs = found[name].float() if found[name].dtype == torch.float64 else found[name]
+    if targets is not None and len(targets) != len(inputs):
+        raise OptionError(f"{path} holds {len(inputs)} inputs and {len(targets)} targets.")
+    return inputs, targets
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file holds, by name."""
+    if path.suffix == checkpoints.SAFETENSORS:
+        return dict(checkpoints.read(path))
+    if path.suffix == ".npz":
         numpy = models.require("numpy", "lab", str(path))
-        with numpy.load(path) as opened:
-            found = {name: torch.from_numpy(opened[name]) for name in opened.files}
-    elif path.suffix == checkpoints.SAFETENSORS:
-        found = dict(checkpoints.read(path))
-    else:
+        try:
+            with numpy.load(path) as opened:
+                return {name: torch.from_numpy(opened[name]) for name in opened.files}
+        except (ValueError, OSError, TypeError) as error:
+            raise OptionError(f"{path} is no .npz file: {models.first_line(error)}.") from error
+    if path.suffix not in checkpoints.PICKLED:
         raise OptionError(
             f"{path.name}: expected .pt, .pth, .npz or .safetensors, a directory of images, or "
             "package.module:callable."
         )
-    name = next((name for name in TARGETS if isinstance(found.get(name), Tensor)), None)
-    targets = None if name is None else found.pop(name)
-    inputs = calibrate._chosen(found, path)
-    if targets is not None and len(targets) != len(inputs):
-        raise OptionError(f"{path} holds {len(inputs)} inputs and {len(targets)} targets.")
-    return inputs, targets
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever pickle makes of a file that is none
+        raise OptionError(
+            f"{path} cannot be read as tensors: {models.first_line(error)}."
+        ) from error
+    if isinstance(found, tuple | list):
+        return dict(zip(("x", "y"), found, strict=False))
+    return dict(found) if isinstance(found, dict) else {"x": found}

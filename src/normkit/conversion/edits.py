@@ -55,7 +55,11 @@ class SetTensor(Edit):
 
 
 class AddInputNorm(Edit):
-    """Normalize the first input of the model, with a norm that becomes its child ``name``."""
+    """Normalize the first input of the model, with a norm that becomes its child ``name``.
+
+    A Sequential runs all its children, so there the norm becomes the first of them; elsewhere a
+    hook calls it.
+    """
 
     def __init__(self, norm: nn.Module, name: str = "input_norm") -> None:
         self.norm, self.name = norm, name
@@ -70,8 +74,15 @@ class AddInputNorm(Edit):
             )
 
     def do(self, model: nn.Module) -> None:
+        rest = dict(model._modules)
         model.add_module(self.name, self.norm)
-        self._handle = model.register_forward_pre_hook(_Prepended(self.name), with_kwargs=True)
+        if type(model).forward is nn.Sequential.forward:
+            for name, module in rest.items():  # to the end, in their order
+                del model._modules[name]
+                model._modules[name] = module
+        else:
+            hook = _Prepended(self.name)
+            self._handle = model.register_forward_pre_hook(hook, with_kwargs=True)
 
     def undo(self, model: nn.Module) -> None:
         if self._handle is not None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from normkit.core.cudnn import one_algorithm
+
 
 @contextmanager
 def full_precision(*models: nn.Module) -> Iterator[None]:
@@ -24,18 +26,11 @@ def full_precision(*models: nn.Module) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     products: list[Any] = [cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]
     precisions = [product.fp32_precision for product in products]
-    # the setters behind cudnn.benchmark and .deterministic: those refuse to be set in programs
-    # that have called disable_global_flags, as test suites of torch do
-    torch_c: Any = torch._C
-    choices = cudnn.benchmark, cudnn.deterministic
     try:
         for product in products:
             product.fp32_precision = "ieee"
-        torch_c._set_cudnn_benchmark(False)
-        torch_c._set_cudnn_deterministic(True)
-        yield
+        with one_algorithm():
+            yield
     finally:
         for product, precision in zip(products, precisions, strict=True):
             product.fp32_precision = precision
-        torch_c._set_cudnn_benchmark(choices[0])
-        torch_c._set_cudnn_deterministic(choices[1])

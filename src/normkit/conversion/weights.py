@@ -50,14 +50,14 @@ def standardize(
                else "Try example=x with an input of the model, which follows the tensors.")
         )  # fmt: skip
     convolutions = {path: model.get_submodule(path) for path in found}
-    plain = {path: conv for path, conv in convolutions.items() if _is_plain(conv)}
+    plain = {path: conv for path, conv in convolutions.items() if is_plain(conv)}
     wide = {path: conv for path, conv in plain.items() if fan_in(conv.weight) > 1}  # type: ignore[arg-type]
     if plain and not wide and len(plain) == len(convolutions):
         raise NothingToDo(
             "standardize found only convolutions with one weight per output channel "
             f"({', '.join(plain)}), which have no statistics."
         )
-    _refuse_shared(model, wide)
+    refuse_shared(model, wide)
     planned: tuple[Edit, ...] = tuple(Standardize(path, method, **options) for path in wide)
     if method == "ws" and len(wide) > 1:
         planned = *planned, ComputeTogether(list(wide))
@@ -84,13 +84,14 @@ def fold_weights(model: nn.Module) -> list[str]:
     return list(found)
 
 
-def _is_plain(conv: nn.Module) -> bool:
+def is_plain(conv: nn.Module) -> bool:
     """Whether the weight is a parameter like any other, which nothing computes."""
     own = any(mark in type(conv).__name__ for mark in SELF_MADE)
     return isinstance(conv._parameters.get("weight"), Tensor) and not own
 
 
-def _refuse_shared(model: nn.Module, convolutions: dict[str, nn.Module]) -> None:
+def refuse_shared(model: nn.Module, convolutions: dict[str, nn.Module]) -> None:
+    """An error for a weight that another module has too: it could not stay shared."""
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     for path, conv in convolutions.items():
         if owners[id(conv.weight)] > 1:

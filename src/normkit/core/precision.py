@@ -12,6 +12,11 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """float64, or float32 on devices that have nothing wider."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Matrix products in the type of their operands, where autocast would narrow them."""
     if torch.amp.is_autocast_available(device.type):

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from normkit.diagnosis.batches import Batch, Loss, each_batch
 from normkit.diagnosis.collecting import norms_of
 from normkit.diagnosis.gap import GapAttribution, Losses, share_out
-from normkit.diagnosis.kept import norm_in, running_of
 from normkit.diagnosis.measures import output_error
 from normkit.diagnosis.measures.shift import wide
 from normkit.diagnosis.switching import losses_of
 from normkit.diagnosis.watching import Watch
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import Site
+from normkit.inspection.keeping import running_of
 
 METHODS = ("esm", "swap")
 SWAPS = ("prefix", "to_batch", "to_running")
@@ -159,12 +159,12 @@ def _by_shift(measure: _Measure, sites: list[Site]) -> GapAttribution:
 
 def _error(watch: Watch) -> float:
     """Output error of the running statistics, channels weighted by the square of their scale."""
-    running, expected = running_of(norm_in(watch.site.module)), watch.expected.total
+    running, expected = running_of(watch.site.norm), watch.expected.total
     if running is None or expected is None:
         return 0.0
     error = output_error(running, expected, watch.site.eps or 0.0)
     error = error.nan_to_num(nan=1e6, posinf=1e6)  # not a number is as wrong as can be
-    weight = getattr(norm_in(watch.site.module), "weight", None)
+    weight = getattr(watch.site.norm, "weight", None)
     if not isinstance(weight, Tensor) or weight.shape != error.shape:
         return float(error.mean())
     square = wide(weight).square()

@@ -9,14 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from normkit.diagnosis.activations import AfterActivation
-from normkit.diagnosis.batches import each_batch, naming, output_of
+from normkit.diagnosis.batches import HINT, each_batch, output_of
 from normkit.diagnosis.expecting import progressive
-from normkit.diagnosis.kept import norm_in, running_of
 from normkit.diagnosis.measurements import MEASURES, Measurements
 from normkit.diagnosis.summing import summed
 from normkit.diagnosis.watching import Watch
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import Site, select, survey, undisturbed
+from normkit.inspection.batches import naming
+from normkit.inspection.keeping import running_of
 from normkit.inspection.quiet import refuse_lazy
 
 Progress = Callable[[int, int], None]  # what is done, of how much
@@ -54,7 +55,7 @@ def collect(
             "Try list(batches), or the DataLoader itself."
         )
     sites = norms_of(model, where)
-    kept = {site.path: running_of(norm_in(site.module)) for site in sites}
+    kept = {site.path: running_of(site.norm) for site in sites}
     with undisturbed(model):
         if mode == "progressive":
             progressive(model, sites, batches, max_batches, progress)
@@ -97,10 +98,10 @@ def watched(
     order: dict[str, Watch] = {}
     sizes: list[int] = []
     with ExitStack() as stack:  # hooks go, whatever happens
-        for number, batch in enumerate(each_batch(batches, model, most)):
-            if number == 0:
+        for number, batch in enumerate(each_batch(batches, model, most), 1):
+            if number == 1:
                 # which activation follows which norm is seen, not guessed
-                with naming(batch, number):
+                with naming(batch.inputs, number, HINT):
                     seen = survey(model, batch.inputs)
                 chosen = [seen[site.path] for site in sites]
                 _hook(model, chosen, wanted, samples, order, stack)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from normkit.core.moments import Moments
 from normkit.diagnosis.batches import Loss, each_batch
 from normkit.diagnosis.collecting import norms_of
-from normkit.diagnosis.kept import keep, norm_in, running_of
 from normkit.diagnosis.switching import losses_of
 from normkit.errors import NothingToDo, OptionError
+from normkit.inspection.keeping import reader_of
 
 PER = ("channel", "layer")
 DELTAS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -40,16 +40,16 @@ def disturbed(
         raise OptionError(f"disturbed expects delta ≥ 0, got {delta!r}.")
     if per not in PER:
         raise OptionError(f"disturbed expects per='channel' or 'layer', got {per!r}.")
-    norms = {site.path: norm_in(site.module) for site in norms_of(model, where)}
-    found = {p: (n, kept) for p, n in norms.items() if (kept := running_of(n)) is not None}
+    readers = {site.path: reader_of(site.norm) for site in norms_of(model, where)}
+    found = {path: reader for path, reader in readers.items() if reader is not None}
     if not found:
         raise NothingToDo("None of these norms has running statistics to disturb.")
-    buffers = {b for norm, _ in found.values() for b in norm.buffers(recurse=False)}
+    buffers = {b for reader in found.values() for b in reader.norm.buffers(recurse=False)}
     before = [(buffer, buffer.detach().clone()) for buffer in buffers]
     drawn = torch.Generator().manual_seed(seed)
     try:
-        for norm, kept in found.values():
-            keep(norm, _wrong(kept, delta, per == "channel", drawn))
+        for reader in found.values():
+            reader.put(_wrong(reader.read(), delta, per == "channel", drawn))
         yield tuple(found)
     finally:
         with torch.no_grad():

@@ -9,8 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from normkit.diagnosis.batches import each_batch, output_of
-from normkit.diagnosis.kept import Pooling, as_kept, keep, norm_in, running_of, table_of
 from normkit.inspection import Site
+from normkit.inspection.keepers import Keeper, table_of
+from normkit.inspection.keeping import reader_of
+from normkit.inspection.tally import Pooling
 
 
 class _Enough(BaseException):
@@ -29,15 +31,16 @@ def progressive(
     To be used where buffers are restored afterwards. A pass over the batches for each norm, which
     ends at that norm.
     """
-    kept = [site for site in sites if running_of(norm_in(site.module)) is not None]
-    calls = _calls(model, kept, batches)
+    readers = {site: reader_of(site.norm) for site in sites}
+    kept = {site: reader for site, reader in readers.items() if reader is not None}
+    calls = _calls(model, list(kept), batches)
     ordered = sorted((s for s in kept if s.path in calls), key=lambda s: list(calls).index(s.path))
     for done, site in enumerate(ordered):
         if progress is not None:
             progress(done, len(ordered))
-        pooling = _inputs(model, site, calls[site.path], batches, most)
+        pooling = _inputs(model, site, kept[site], calls[site.path], batches, most)
         assert pooling.total is not None
-        keep(norm_in(site.module), pooling.total)
+        kept[site].put(pooling.total)
     if progress is not None:
         progress(len(ordered), len(ordered))
 
@@ -54,7 +57,7 @@ def _calls(model: nn.Module, sites: list[Site], batches: Iterable[Any]) -> dict[
         for site in sites
     ]
     try:
-        for number, batch in enumerate(each_batch(batches, model, 1)):
+        for number, batch in enumerate(each_batch(batches, model, 1), 1):
             output_of(model, batch, number)
     finally:
         for handle in handles:
@@ -63,22 +66,27 @@ def _calls(model: nn.Module, sites: list[Site], batches: Iterable[Any]) -> dict[
 
 
 def _inputs(
-    model: nn.Module, site: Site, calls: int, batches: Iterable[Any], most: int | None
+    model: nn.Module,
+    site: Site,
+    reader: Keeper,
+    calls: int,
+    batches: Iterable[Any],
+    most: int | None,
 ) -> Pooling:
     """Statistics of everything one norm gets."""
-    pooling, norm, left = Pooling(), norm_in(site.module), 0
+    pooling, left = Pooling(), 0
 
     def take(_: nn.Module, args: Any, kwargs: Any) -> None:
         nonlocal left
         x = next(t for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
-        pooling.add(as_kept(norm, x.detach(), table_of(x, site.channel_axis)))
+        pooling.add(reader.pooled(table_of(x, site.channel_axis), x.detach()))
         left -= 1
         if left == 0:
             raise _Enough
 
     handle = site.module.register_forward_pre_hook(take, with_kwargs=True)
     try:
-        for number, batch in enumerate(each_batch(batches, model, most)):
+        for number, batch in enumerate(each_batch(batches, model, most), 1):
             left = calls
             with suppress(_Enough):
                 output_of(model, batch, number)

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.kept import as_kept, norm_in, running_of
 from normkit.inspection import Site
+from normkit.inspection.keeping import reader_of
 from normkit.layers.gated import centered
 
 OF_GROUPS = ("gn", "ln", "in")
@@ -20,7 +20,7 @@ def standardized(site: Site, x: Tensor, table: Moments, *, batch: bool = False) 
 
     ``table`` are the moments of each sample and channel of x.
     """
-    norm, eps = norm_in(site.module), site.eps or 0.0
+    norm, eps = site.norm, site.eps or 0.0
     if site.channel_axis == -1:
         size = getattr(norm, "normalized_shape", x.shape[-1:])
         if site.kind == "ln":
@@ -28,9 +28,9 @@ def standardized(site: Site, x: Tensor, table: Moments, *, batch: bool = False) 
         return F.rms_norm(x.float(), tuple(size), eps=eps) if site.kind == "rms" else None
     if site.kind == "pn":
         return F.layer_norm(x.movedim(1, -1).float(), x.shape[1:2], eps=eps).movedim(-1, 1)
-    kept, added = running_of(norm), None
-    if kept is not None and kept.mean.shape[1] == x.shape[1] and site.kind not in MIXED:
-        statistics = as_kept(norm, x, table) if batch else kept
+    reader, added = None if site.kind in MIXED else reader_of(norm), None
+    if reader is not None and reader.size == x.shape[1]:
+        statistics = reader.pooled(table, x) if batch else reader.read()
         added = centered(table, getattr(norm, "center_weight", None))[1]
     elif site.kind in OF_GROUPS:
         wide = x.shape[1] // group_count(site, x.shape[1])

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from normkit.core.moments import Moments
 from normkit.diagnosis.gating import is_frozen
-from normkit.diagnosis.kept import as_stored
 from normkit.diagnosis.measurements import Measurements, Record
 from normkit.diagnosis.measures import (
     drift,
@@ -75,8 +74,8 @@ def numbers_of(
         return {}, {}
     numbers, channels = _of_inputs(watch, watch.channels.total)
     expected = watch.expected.total
-    if running is not None and expected is not None:
-        stored = as_stored(watch.norm, expected)  # the variance unbiased where the layer's is
+    if running is not None and expected is not None and watch.reader is not None:
+        stored = watch.reader.stored(expected)  # the variance unbiased where the layer's is
         numbers.update(_of_shift(watch.site, running, stored, channels))
     numbers.update(_of_outputs(watch, channels))
     numbers.update(_of_ubn(watch))

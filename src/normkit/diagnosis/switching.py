@@ -23,7 +23,7 @@ def losses_of(
     """
     found = []
     norms = list(norms)
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(batches, 1):
         with undisturbed(model), using_batch(norms):
             output = output_of(model, batch, number)
             found.append(loss_of(loss, output, batch, number))

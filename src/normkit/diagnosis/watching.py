@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from normkit.core.moments import Moments
 from normkit.diagnosis.activations import bounds_of, closes
 from normkit.diagnosis.gating import gates_of
-from normkit.diagnosis.kept import Pooling, as_kept, norm_in, running_of, table_of
 from normkit.diagnosis.measures import (
     condensation,
     condensation_matrix,
@@ -21,6 +20,9 @@ from normkit.diagnosis.measures import (
 from normkit.diagnosis.measures.shift import wide
 from normkit.diagnosis.standardizing import standardized
 from normkit.inspection import Site
+from normkit.inspection.keepers import table_of
+from normkit.inspection.keeping import reader_of
+from normkit.inspection.tally import Pooling
 
 LIMIT = 6.0  # standard deviations
 
@@ -44,8 +46,9 @@ class Watch:
         self, site: Site, act: nn.Module | str | None, wanted: frozenset[str], samples: int
     ) -> None:
         self.site, self.act, self.wanted, self.samples = site, act, wanted, samples
-        self.norm = norm_in(site.module)
-        self.kept = running_of(self.norm)
+        self.norm = site.norm
+        self.reader = reader_of(self.norm)
+        self.kept = None if self.reader is None else self.reader.read()
         self.calls = 0
         self.channels = Pooling()  # mean and variance of each channel of the input
         self.expected = Pooling()  # the same in the form the norm keeps
@@ -65,8 +68,8 @@ class Watch:
         """An input and its moments, of each sample and channel."""
         self.calls += 1
         self.channels.add(table.pooled(samples=None))
-        if self.kept is not None:
-            self.expected.add(as_kept(self.norm, x, table))
+        if self.reader is not None:
+            self.expected.add(self.reader.pooled(table, x))
         if "beyond_6" in self.wanted:
             found = standardized(self.site, x, table, batch=self.norm.training)
             if found is not None:

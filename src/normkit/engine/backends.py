@@ -29,9 +29,13 @@ def choose(x: Tensor, layout: Layout) -> ModuleType:
     return torch_backend
 
 
-def reason(x: Tensor, layout: Layout) -> str:
-    """Which backend runs for a tensor, and why not the other, in one sentence."""
-    _, obstacle = _triton_for(x, layout)
+def reason(x: Tensor, *layouts: Layout) -> str:
+    """Which backend runs for a tensor, and why not the other, in one sentence.
+
+    Of several layouts the first that Triton serves is taken; forced, it has to serve the first.
+    """
+    obstacles = [_triton_for(x, layout)[1] for layout in layouts]
+    obstacle = obstacles[0] if _forced == "triton" or "" not in obstacles else ""
     if _forced == "torch":
         return "torch, because use_backend('torch') is in force" + (
             f"; Triton could not: {obstacle}." if obstacle else "; Triton could."

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.core.layout import Channels, Pixels
+from normkit.core.layout import Channels, Layout, Pixels
 from normkit.core.precision import statistics_dtype
 from normkit.engine.backends import choose
 from normkit.engine.epilogue import check, epilogue
@@ -46,10 +46,15 @@ def fused_pixels(
     if expression_wanted():
         return expression(x, weight, bias, residual, eps, correction, activation)
     x = dense(x)
-    # not for Pixels: there may be more of them than the grids of other kernels hold
-    if not hasattr(choose(x, Channels.of(x)), "moment_parts"):
+    if not hasattr(choose(x, needed(x)), "moment_parts"):
         return None
     return _Fused.apply(x, weight, bias, residual, Pixel(eps, correction, activation, Pixels.of(x)))
+
+
+def needed(x: Tensor) -> Layout:
+    """What a backend has to serve for it; not Pixels, of which the grids of other kernels may not
+    hold so many: here one program takes several."""
+    return Channels.of(x)
 
 
 class _Fused(torch.autograd.Function):

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from normkit.layers.norm_act import NormAct
+
 MODULES = ("module", "act", "drop")  # fields that hold part of the model, not a fact about it
 
 
@@ -43,6 +45,11 @@ class Site:
     shortcut: bool = False  # on the branch that passes the block by
     block_index: int | None = None  # 0 for the first block of the model
     own_forward: bool = False  # its forward is a user's own, and may do more than the kind says
+
+    @property
+    def norm(self) -> nn.Module:
+        """The module without what NormAct adds to it."""
+        return self.module.norm if isinstance(self.module, NormAct) else self.module
 
     @property
     def shared(self) -> bool:

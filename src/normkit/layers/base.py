@@ -66,6 +66,10 @@ class Normalizer(Configured):
         """What the moments are taken over: channels, unless a layer needs something finer."""
         return Channels.of(x)
 
+    def layouts(self, x: Tensor) -> tuple[Layout, ...]:
+        """What backends are asked to serve, in turn: cells, after what kernels of its own need."""
+        return (self.cells(x),)
+
     def uses_moments(self) -> bool:
         """Whether ``coefficients`` needs the moments now; if not, the engine skips their pass."""
         return True

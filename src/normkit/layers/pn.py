@@ -10,7 +10,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.layout import Layout, Pixels
 from normkit.core.moments import Coefficients, Moments
-from normkit.engine.fused_pixel import fused_pixels
+from normkit.engine.fused_pixel import fused_pixels, needed
 from normkit.engine.normalize import moments as moments_of
 from normkit.engine.normalize import normalize
 from normkit.errors import OptionError
@@ -60,6 +60,9 @@ class PN(Normalizer):
 
     def cells(self, x: Tensor) -> Layout:
         return Pixels.of(x)
+
+    def layouts(self, x: Tensor) -> tuple[Layout, ...]:
+        return needed(x), self.cells(x)
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         """The map of each pixel, tables (N, L); the affine map of the channels follows it."""

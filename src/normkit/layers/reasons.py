@@ -18,4 +18,4 @@ def why(layer: Normalizer, x: Tensor) -> str:
     """
     layer.check(x)
     x = dense(x)
-    return f"{layer.card.name} runs on {reason(x, layer.cells(x))}"
+    return f"{layer.card.name} runs on {reason(x, *layer.layouts(x))}"

@@ -15,12 +15,11 @@ from normkit.calibration.accumulation.meeting import Meeting
 from normkit.calibration.accumulation.offloading import offloaded
 from normkit.calibration.accumulation.records import Record
 from normkit.calibration.accumulation.sharing import Shared, belonging_to, catchable
-from normkit.calibration.feeding import images_in
 from normkit.calibration.lockstep import current, together
 from normkit.calibration.snapshot import Snapshot
-from normkit.calibration.subjects import norm_of
 from normkit.errors import OptionError
 from normkit.inspection import Survey, survey
+from normkit.inspection.batches import samples_in
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
@@ -33,7 +32,7 @@ class Accumulation:
     ) -> None:
         self.model, self.offload = model, offload
         found = survey(model)
-        self.norms = [Shared(site.path, norm_of(site), site) for site in found if catchable(site)]
+        self.norms = [Shared(site.path, site.norm, site) for site in found if catchable(site)]
         self.others = _others(found)
         self.blocks = blocks_of(model, found, recompute)
         self._records: dict[Any, Record] = {}
@@ -159,7 +158,7 @@ def _others(found: Survey) -> list[tuple[str, nn.Module, str]]:
     """Norms of the batch that cannot be shared, and why."""
     others = []
     for site in found:
-        norm = norm_of(site)
+        norm = site.norm
         if catchable(site) or site.kind == "frozen_bn":
             continue
         if site.tracked or site.kind in ("bn", "sync_bn", "split_bn", "iabn", "lazy_bn"):
@@ -173,7 +172,7 @@ def _shares(batches: Sequence[Any], weights: Sequence[float] | None) -> list[flo
     if not batches:
         raise OptionError("There are no micro-batches.")
     if weights is None:
-        sizes = [images_in(batch) for batch in batches]
+        sizes = [samples_in(batch) for batch in batches]
         return [size / sum(sizes) for size in sizes]
     if len(weights) != len(batches):
         raise OptionError(f"Got {len(weights)} weights for {len(batches)} micro-batches.")

@@ -12,7 +12,7 @@ from normkit.conversion.edit import Edit
 from normkit.conversion.edits import SetTensor
 from normkit.conversion.plan import Optimizers, Plan
 from normkit.conversion.recipes.assembly import Wish, assemble, look, norm_path
-from normkit.conversion.weights import _is_plain, _refuse_shared
+from normkit.conversion.weights import is_plain, refuse_shared
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.inspection import Site, select
 from normkit.layers.weight import fan_in
@@ -91,8 +91,8 @@ def _standardized(model: nn.Module, sites: tuple[Site, ...], variant: str) -> li
     """The convolutions that feed these norms, but for those that cannot be standardized."""
     paths = dict.fromkeys(site.fed_by for site in sites if site.fed_by is not None)
     layers: dict[str, Any] = {path: model.get_submodule(path) for path in paths}
-    plain = {p: m for p, m in layers.items() if isinstance(m, CONVOLUTIONS) and _is_plain(m)}
+    plain = {p: m for p, m in layers.items() if isinstance(m, CONVOLUTIONS) and is_plain(m)}
     wide: dict[str, Any] = {p: conv for p, conv in plain.items() if fan_in(conv.weight) > 1}
-    _refuse_shared(model, wide)
+    refuse_shared(model, wide)
     edits: list[Edit] = [Standardize(path, "ws", variant=variant) for path in wide]
     return [*edits, ComputeTogether(list(wide))] if len(wide) > 1 else edits

@@ -12,10 +12,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from normkit.conversion.accounting import describe
 from normkit.conversion.edit import Edit
-from normkit.conversion.edits import SetTensor
+from normkit.conversion.edits import AddInputNorm, SetTensor
 from normkit.conversion.plan import Optimizers, Plan
 from normkit.conversion.recipes.assembly import BATCH, look, norm_path
-from normkit.conversion.recipes.prepending import Prepend
 from normkit.conversion.step import Step
 from normkit.errors import OptionError
 from normkit.inspection import Site, select
@@ -79,7 +78,7 @@ def scaled_bn(
             device=like.device,
             dtype=like.dtype,
         )
-        edits.append(Prepend(layer.train(model.training)))
+        edits.append(AddInputNorm(layer.train(model.training)))
     title = f"{found.title}, recipe scaled_bn, γ₀ {scale}"
     return Plan.of(model, edits, steps, example=example, optimizer=optimizer, title=title)
 

@@ -89,15 +89,13 @@ def negative(evidence: Evidence, known: Known) -> Iterator[Finding]:
 
 
 def narrow(evidence: Evidence, known: Known) -> Iterator[Finding]:
-    layers = [
-        layer
-        for layer in evidence.layers
-        if layer.kept is not None and layer.kept.mean.dtype in (torch.float16, torch.bfloat16)
-    ]
+    means = {layer: layer.buffer("running_mean") for layer in evidence.layers if layer.kept}
+    kinds = {layer: mean.dtype for layer, mean in means.items() if mean is not None}
+    layers = [x for x, kind in kinds.items() if kind in (torch.float16, torch.bfloat16)]
     if not layers:
         return
     paths = [layer.path for layer in layers]
-    kind = layers[0].kept.mean.dtype  # type: ignore[union-attr]
+    kind = kinds[layers[0]]
     momentum = layers[0].momentum or 0.1
     lost = torch.finfo(kind).eps / 2 / momentum
     moving = evidence.model.training and any(layer.learns for layer in layers)

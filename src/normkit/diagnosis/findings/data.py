@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.batches import Batch, tensors_in
-from normkit.diagnosis.kept import Pooling, table_of
+from normkit.diagnosis.batches import Batch
+from normkit.inspection.batches import tensors_in
+from normkit.inspection.keepers import table_of
+from normkit.inspection.tally import Pooling
 
 FEATURES = 512  # of a sample, that batches are compared by
 BATCHES = 4  # least number that can be compared

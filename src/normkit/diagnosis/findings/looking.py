@@ -13,11 +13,12 @@ from torch.nn import functional as F
 from normkit.core.moments import Moments
 from normkit.diagnosis.activations import AfterActivation
 from normkit.diagnosis.batches import Batch, Loss, loss_of, output_of
-from normkit.diagnosis.kept import Pooling, as_kept, table_of
 from normkit.diagnosis.switching import using_batch
 from normkit.diagnosis.watching import Watch
 from normkit.errors import NormkitError
 from normkit.inspection import Site, undisturbed
+from normkit.inspection.keepers import table_of
+from normkit.inspection.tally import Pooling
 
 FEW = 64  # batches whose statistics are kept one by one
 
@@ -40,9 +41,9 @@ class Traffic(Watch):
         self.shape = self.shape or x.shape
         table = table_of(x, self.site.channel_axis)
         self.channels.add(table.pooled(samples=None))
-        if self.kept is None:
+        if self.reader is None:
             return
-        found = as_kept(self.norm, x.detach(), table)
+        found = self.reader.pooled(table, x.detach())
         if self.call == len(self.of_calls):
             self.of_calls.append(Pooling())
         self.of_calls[self.call].add(found)
@@ -99,7 +100,7 @@ def look(
             handles = [site.module.register_forward_pre_hook(before, with_kwargs=True)]
             for handle in (*handles, *activations.listen(site, watch.after)):
                 stack.callback(handle.remove)
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(batches, 1):
             with undisturbed(model), using_batch(norms):
                 for module in awake:
                     module.training = True
@@ -129,9 +130,9 @@ def _losses(loss: Loss | None, output: Any, batch: Batch, number: int) -> Tensor
 def can_be_lost(loss: Loss | None, model: nn.Module, batch: Batch) -> bool:
     """Whether a loss can be computed; one that was given must be."""
     with undisturbed(model):
-        output = output_of(model, batch, 0)
+        output = output_of(model, batch, 1)
     try:
-        _losses(loss, output, batch, 0)
+        _losses(loss, output, batch, 1)
     except NormkitError:
         if loss is not None:
             raise

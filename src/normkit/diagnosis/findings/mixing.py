@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.diagnosis.batches import NO_TARGET, Batch, tensors_in
+from normkit.diagnosis.batches import NO_TARGET, Batch
+from normkit.inspection.batches import tensors_in
 
 SAMPLES = 32  # of a mixed batch, if the given ones are smaller
 VALUES = 1 << 24  # and as long as it has no more values than this

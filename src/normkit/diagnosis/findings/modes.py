@@ -100,7 +100,7 @@ def dependence(model: nn.Module, batch: Batch, training: list[nn.Module]) -> flo
     for inputs in (batch.inputs, half):
         with undisturbed(model), using_batch(training):
             try:
-                outputs.append(output_of(model, Batch(inputs, None), 0))
+                outputs.append(output_of(model, Batch(inputs, None), 1))
             except NormkitError:
                 return math.nan
     whole, part = outputs

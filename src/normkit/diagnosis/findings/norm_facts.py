@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.kept import norm_in, running_of
 from normkit.inspection import Site
+from normkit.inspection.keeping import running_of
 from normkit.layers.base import Normalizer
 from normkit.layers.bcn import BCN
 from normkit.layers.norm_act import NormAct
@@ -31,7 +31,7 @@ class NormFacts:
 
     @cached_property
     def norm(self) -> nn.Module:
-        return norm_in(self.site.module)
+        return self.site.norm
 
     @property
     def code(self) -> str:

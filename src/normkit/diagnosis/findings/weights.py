@@ -10,11 +10,12 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from normkit.diagnosis.batches import output_of, tensors_in
+from normkit.diagnosis.batches import output_of
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import Finding, Kind, count, places
 from normkit.diagnosis.findings.known import Known
 from normkit.inspection import undisturbed
+from normkit.inspection.batches import tensors_in
 from normkit.inspection.kinds import is_weighted, kind_of
 
 BARE = Kind(
@@ -117,7 +118,7 @@ def _follow(evidence: Evidence, standardized: dict[str, nn.Module]) -> dict[str,
             handles.append(module.register_forward_hook(after))
     try:
         with undisturbed(evidence.model), flow:
-            output = output_of(evidence.model, evidence.batches[0], 0)
+            output = output_of(evidence.model, evidence.batches[0], 1)
             flow.meet(output, "the output")
     finally:
         for handle in handles:

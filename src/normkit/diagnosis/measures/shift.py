@@ -1,13 +1,23 @@
-"""Estimation shift: how far running statistics are from what a layer is given."""
+"""Estimation shift: how far running statistics are from what a layer is given.
+
+Paper: Huang et al. 2022, "Delving into the Estimation Shift of Batch Normalization in a Network".
+    estimated μ̂, σ̂²   running averages over training, equation 3: what eval mode divides by
+    expected μ̃, σ̃²    definition 1: mean and variance of the layer's input on the test set, with
+                       the trained weights. They depend on the layers below, so that errors of the
+                       estimates add up from layer to layer (section 4.2.1).
+    ESM                definition 2: the L2 norms of μ̂ − μ̃ and of √σ̂² − √σ̃²
+The output error is not in the paper: it is what the difference of equation 2 with μ̂, σ̂² and with
+μ̃, σ̃² does to the normalized value, eps included.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from normkit.core.moments import Moments
+from normkit.core.precision import widest
 from normkit.errors import ShapeError
 
 Statistics = Moments | tuple[Tensor, Tensor]  # or a plain pair (mean, var), one entry a channel
@@ -21,12 +31,12 @@ class ESM(NamedTuple):
 
 
 def esm(running: Statistics, expected: Statistics) -> ESM:
-    """‖μ̂ − μ̃‖ and ‖σ̂ − σ̃‖ over the channels of a layer; not divided by the width, no eps.
+    """‖μ̂ − μ̃‖₂ and ‖σ̂ − σ̃‖₂ over the channels of a layer; not divided by the width.
 
     ``running`` are the estimates a layer uses in eval mode, ``expected`` mean and variance of what
     it is given then. Both 0 if the estimates come from an exact pass over the same data.
 
-    Paper: Huang et al. 2022 (estimation shift), section 3.
+    Paper: Huang et al. 2022 (estimation shift), definition 2; without eps, as there.
     """
     (mean, var), (true_mean, true_var) = _pair(running, expected)
     shift = var.clamp(min=0).sqrt() - true_var.clamp(min=0).sqrt()
@@ -69,5 +79,4 @@ def mean_and_var(statistics: Statistics) -> tuple[Tensor, Tensor]:
 
 def wide(tensor: Tensor) -> Tensor:
     """The same in float64, or in float32 on devices that have nothing wider."""
-    narrow = tensor.device.type == "mps"
-    return tensor.detach().to(torch.float32 if narrow else torch.float64)
+    return tensor.detach().to(widest(tensor.device))

@@ -5,12 +5,12 @@ The only place where this is decided; ``python -m normkit.bench.lab`` measures w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from normkit.core.cudnn import one_algorithm
 from normkit.lab.experiment import Setting
 
 # Images times positions of one step up to which a GPU has room for further runs beside it. The
@@ -48,17 +48,10 @@ def side_by_side(setting: Setting, shape: tuple[int, int, int], device: torch.de
     return next((runs for limit, runs in reversed(ROOM) if positions <= limit), 1)
 
 
-@contextmanager
-def repeatable(wanted: bool = True) -> Iterator[None]:
+def repeatable(wanted: bool = True) -> AbstractContextManager[None]:
     """cuDNN computes the same numbers every time, as revisiting BN has it too.
 
     Without that a resumed run would differ from an undisturbed one. If it is not wanted, cuDNN
     takes what is fastest.
     """
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = wanted, not wanted
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
+    return one_algorithm(wanted)

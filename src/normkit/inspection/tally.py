@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from normkit.core.moments import Moments
+from normkit.core.precision import widest
 from normkit.errors import OptionError
 
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """How many values, their mean, and Σ (x − mean)², per channel, in float64.
+    """How many values, their mean, and Σ (x − mean)², per channel, in the widest number type.
 
     Two tallies of different data merge to the tally of all of it, whatever their sizes: what one
     pass over everything would have given. Variances never arise as E[x²] − E[x]², which cancels.
@@ -26,8 +27,11 @@ class Tally:
     @classmethod
     def of(cls, table: Moments) -> Tally:
         """Of all rows of a table (N, K), each weighted by how many values stand behind it."""
-        mean, var = table.mean.to(torch.float64), table.var.to(torch.float64)
+        wide = widest(table.mean.device)
+        mean, var = table.mean.to(wide), table.var.to(wide)
         weight = weights(table)
+        if len(weight) == 1:
+            return cls(weight[0], mean[0], weight[0] * var[0])
         count = weight.sum(0)
         center = (weight * mean).sum(0) / count
         return cls(count, center, (weight * (var + (mean - center).square())).sum(0))
@@ -35,8 +39,9 @@ class Tally:
     @classmethod
     def from_variance(cls, count: Tensor | float, mean: Tensor, var: Tensor) -> Tally:
         """As if ``count`` values with this mean and biased variance had been seen."""
-        mean, var = mean.to(torch.float64), var.to(torch.float64)
-        number = torch.as_tensor(count, dtype=torch.float64, device=mean.device)
+        wide = widest(mean.device)
+        mean, var = mean.to(wide), var.to(wide)
+        number = torch.as_tensor(count, dtype=wide, device=mean.device)
         number = number.expand_as(mean)
         return cls(number, mean, number * var)
 
@@ -65,6 +70,10 @@ class Tally:
             self.m2 + other.m2 + self.count * share * step.square(),
         )
 
+    def table(self) -> Moments:
+        """The same as a table (1, K) of moments."""
+        return Moments(self.mean[None], self.var[None], self.count[None])
+
     def to(self, device: torch.device | str) -> Tally:
         return Tally(self.count.to(device), self.mean.to(device), self.m2.to(device))
 
@@ -74,5 +83,27 @@ class Tally:
 
 def weights(table: Moments) -> Tensor:
     """The counts of a table's entries, as a table (N, K)."""
-    count = torch.as_tensor(table.count, device=table.mean.device).to(torch.float64)
+    device = table.mean.device
+    count = torch.as_tensor(table.count, device=device).to(widest(device))
     return count.expand_as(table.mean)
+
+
+class Pooling:
+    """The statistics of all batches so far, as moments; those of a single one stay as they came."""
+
+    def __init__(self) -> None:
+        self._first: Moments | None = None
+        self._tally: Tally | None = None  # from the second on
+
+    def add(self, batch: Moments) -> None:
+        """Take in the statistics of a batch, tables (1, K), weighted by how many values it had."""
+        if self._first is None:
+            self._first = batch
+            return
+        before = self._tally or Tally.of(self._first)
+        self._tally = before.merged(Tally.of(batch))
+
+    @property
+    def total(self) -> Moments | None:
+        """Tables (1, K); None if there was no batch."""
+        return self._first if self._tally is None else self._tally.table()
