@@ -110,7 +110,11 @@ def test_a_good_copy_further_on_is_taken(
     assert locate(Data("mnist")) == tmp_path / "b"
 
 
-@pytest.mark.parametrize("content", [b"", gzip.compress(b""), gzip.compress(b"1 2\n"), b"junk"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", gzip.compress(b""), gzip.compress(b"1 2\n"), b"junk"],
+    ids=["empty", "nothing packed", "too short", "not packed"],  # packed bytes hold the time
+)
 def test_text_without_a_published_checksum(tmp_path: Path, publish, content: bytes) -> None:
     usps(tmp_path, 20, svm=False)
     publish("usps", tmp_path, (20, 20))
