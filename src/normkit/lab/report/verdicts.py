@@ -13,7 +13,7 @@ from normkit.lab.report.arranging import Arrangement, arrange, axes_of
 from normkit.lab.report.metrics import Metric
 from normkit.lab.report.scores import Board, Scores
 from normkit.lab.report.styling import Look
-from normkit.lab.report.words import axis_words, cell_words, known, value_words
+from normkit.lab.report.words import axis_words, cell_words, counted, known, value_words
 from normkit.lab.results import Comparison
 
 BASELINE = "baseline"
@@ -38,7 +38,7 @@ class Verdict:
             return ""
         if not c.pairs:
             return "" if c.diverged else "no seed finished by both"
-        return f"≈ {c.more_seeds:,} more seeds" if c.more_seeds else ""
+        return f"≈ {counted(c.more_seeds, 'more seed')}" if c.more_seeds else ""
 
 
 def axis_heads(board: Board) -> list[str]:
