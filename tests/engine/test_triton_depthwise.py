@@ -51,7 +51,7 @@ SIZES = [(5, 7), (1, 1), (1, 6), (17, 3)]  # the last is cut into rows for two p
 GRID = [
     *((name, (3, 4)) for name in CASES if "wide" not in name),
     *((name, size) for name in ("bnet", "ubn") for size in SIZES),
-    *(("bnet-wide", SIZES[3]), ("ubn-wide", (2, 3))),
+    *(("bnet-wide", SIZES[3]), ("ubn-wide", (2, 9))),  # the latter also in two tiles of columns
 ]
 
 
