@@ -6,12 +6,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import normkit
 from normkit import catalog
+from normkit.cli import parser
 from normkit.commands.list_ import statistics_from
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
 def python_blocks(text: str) -> list[tuple[int, str]]:
@@ -46,6 +50,34 @@ def test_blocks_assert_something() -> None:
 def test_table_is_the_catalog() -> None:
     rows = re.findall(r"^\| `.*$", README, flags=re.MULTILINE)
     assert rows == [row(name) for name in normkit.names()]
+
+
+def commands() -> list[list[str]]:
+    """The lines of the section Commands, without what is said beside them."""
+    block = README.split("## Commands", 1)[1].split("```")[1]
+    return [re.split(r" {2,}", line)[0].split() for line in block.strip().splitlines()]
+
+
+def test_every_command_is_one() -> None:
+    found = commands()
+    assert len(found) >= 10
+    for program, *arguments in found:
+        assert program == "normkit"
+        assert "run" in parser().parse_args(arguments)  # what is no command or option exits here
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    own = [link for link in links if "://" not in link]
+    assert [link for link in own if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_of_the_library_exist(page: Path) -> None:
+    names = set(re.findall(r"\bnk\.(\w+)", page.read_text(encoding="utf-8")))
+    public = {*normkit.__all__, "errors"}
+    assert names - public == set()
 
 
 def test_the_two_commands_exist() -> None:

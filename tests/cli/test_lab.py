@@ -254,6 +254,16 @@ def test_status(normkit: Run, small: Experiment) -> None:
     assert "4 of 6 runs done, 2 waiting" in normkit("lab", "status").out
 
 
+def test_status_tells_of_results_that_are_not_asked_for(normkit: Run, small: Experiment) -> None:
+    fill(small)
+    assert "does not ask for" not in normkit("lab", "status", "small.toml").out
+    text = Path("small.toml").read_text(encoding="utf-8").replace("lr = 0.05", "lr = 0.06")
+    Path("small.toml").write_text(text, encoding="utf-8")
+    ran = normkit("lab", "status", "small.toml")
+    assert "0 of 4 runs done, 4 waiting" in ran.out
+    assert "The store also has 4 results that this experiment does not ask for" in ran.out
+
+
 def test_status_counts_divergences(normkit: Run, small: Experiment) -> None:
     with Store("results/small.sqlite") as store:
         store.add(small.runs())
@@ -308,6 +318,30 @@ def test_check(normkit: Run) -> None:
     ]
 
 
+def test_check_reads_every_scale(normkit: Run, nets: Path) -> None:
+    (nets / "small.toml").write_text(f"{TEXT}\n[scales.longer]\nsedes = 4", encoding="utf-8")
+    ran = normkit("lab", "check", "small.toml")
+    assert ran.status == 2
+    assert "scales.longer.sedes is no known key. Did you mean 'seeds'?" in ran.err
+    assert normkit("lab", "check", "small.toml", "--scale", "long").status == 0
+
+
+def test_another_metric_of_what_was_trained(normkit: Run, small: Experiment) -> None:
+    fill(small)
+    ran = normkit("lab", "report", "small.toml", "--metric", "loss")
+    assert ran.status == 0, ran.err
+    assert "test loss" in ran.out
+    assert Path("results/small-loss.html").exists()
+    assert not Path("results/small.html").exists()
+    ran = normkit("lab", "report", "small.toml", "--metric", "top5_error")
+    assert (ran.status, ran.err) == (
+        2,
+        "normkit: Epoch 1 of a run has no top5_error. Top-5 is recorded where there are more than "
+        "5 classes.\n",
+    )
+    assert "Did you mean 'loss'?" in normkit("lab", "export", "small.toml", "--metric", "los").err
+
+
 def test_shipped_experiments_are_found_by_name(
     normkit: Run, trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -350,6 +384,7 @@ def test_bars(small: Experiment) -> None:
     bars.started(first)
     bars.started(second)
     bars.told(Told(second, 0.5))
+    bars.progress.refresh()
     bars.told(Told(second, 1.0, Epoch(1, train_loss=0.25, test_accuracy=0.5, seconds=100.0)))
     bars.progress.refresh()
     bars.failed(first, "memory [ran] out")
@@ -359,6 +394,7 @@ def test_bars(small: Experiment) -> None:
     bars.end()
     said = file.getvalue()
     assert "0 of 4 runs" in said
+    assert re.search(r"gn \[x\], seed 1 +\S+ +in epoch 1\b", said)
     assert re.search(r"gn \[x\], seed 1 +\S+ epoch 1, loss 0.250, test 50.0%", said)
     assert "about 2 min 30 s left" in said  # three runs of 100 s by two workers
     assert "bn, seed 1 failed: memory [ran] out" in said

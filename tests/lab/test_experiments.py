@@ -11,6 +11,7 @@ import pytest
 from normkit.lab import data
 from normkit.lab.checking import check_models
 from normkit.lab.experiment import Experiment
+from normkit.lab.likeness import unlike
 from normkit.lab.reading import read, scales
 
 FOLDER = Path(__file__).parents[2] / "experiments"
@@ -65,6 +66,10 @@ def test_its_runs_are_all_different(experiment: Experiment) -> None:
         assert len(ids) == len(here) * len(experiment.seeds)
 
 
+def test_its_variants_are_compared_on_the_same_ground(experiment: Experiment) -> None:
+    assert unlike(experiment) == []
+
+
 def test_its_data_can_be_asked_for(experiment: Experiment) -> None:
     for variant in experiment.variants:
         data.check(variant.setting.data)
@@ -84,6 +89,27 @@ TABLES = [file for file in FILES if "-table-" in file.stem]
 @pytest.mark.parametrize("file", TABLES, ids=lambda file: file.stem)
 def test_a_table_brings_its_published_numbers(file: Path) -> None:
     assert read(file, "paper").published
+
+
+TOP_5 = {
+    "ubn-table-2": ("top5_accuracy", "bn", 0.8994),
+    "ubn-table-3": ("top5_accuracy", "in", 0.9420),
+    "ubn-table-4": ("top5_accuracy", "bn", 0.9985),
+    "ws-bcn-table-2": ("top5_error", "bn", 0.0719),
+    "ws-bcn-table-5": ("top5_error", "gn", 0.0727),
+    "ws-bcn-table-6": ("top5_error", "gn", 0.0746),
+}
+
+
+@pytest.mark.parametrize("name", TOP_5)
+def test_tables_with_top_5_bring_it(name: str) -> None:
+    metric, variant, value = TOP_5[name]
+    file = FOLDER / f"{name}.toml"
+    five, one = read(file, "paper", metric).published, read(file, "paper").published
+    assert (five[0].variant, five[0].value) == (variant, value)
+    better = 1 if metric == "top5_accuracy" else -1
+    known = {(each.variant, each.cell): each.value for each in one}
+    assert all(better * (each.value - known[each.variant, each.cell]) > 0 for each in five)
 
 
 DESKS = [file for file, scale in CASES if scale == "desk"]

@@ -7,7 +7,9 @@ import io
 import json
 import math
 import re
+import shutil
 import statistics
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from normkit.lab.experiment import Experiment
 from normkit.lab.export import latex, write
 from normkit.lab.export.columns import fitting
 from normkit.lab.export.tex import escaped, label
+from normkit.lab.statistics import compare
 
 MADE = sample.experiment()
 FOUND = sample.results(MADE, diverged=[("bn", 3)], left_out=[("ubn", 5)])
@@ -48,6 +51,7 @@ def test_csv_has_a_row_for_each_run(tmp_path: Path) -> None:
     result = FOUND[row["run"]]
     assert float(row["score"]) == result.score("accuracy")  # not rounded
     assert json.loads(row["selected"]) == [12]
+    assert float(row["test_top5_accuracy"]) == (1 + float(row["test_accuracy"])) / 2
     assert json.loads(row["steps"]) == [{"kind": "norm", "name": "gn", "options": {"groups": 8}}]
     assert row["environment.torch"] == "2.15.0"
     assert row["baseline"] == "false"
@@ -249,8 +253,70 @@ def test_escapes() -> None:
     assert escaped("a---b") == "a-{}-{}-b"
     assert escaped("café, naïve, Łódź") == "café, naïve, Łódź"
     assert escaped("a\n\tb\x00") == "a b"
-    assert escaped("日") == "[U+65E5]"
+    assert escaped("日") == "{[}U+65E5{]}"
     assert label("my exp_1/é") == "my-exp-1"
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_comparisons_have_every_number_behind_a_verdict(tmp_path: Path, format: str) -> None:
+    path = write(MADE, FOUND, [], tmp_path / f"a.{format}", per="comparison")
+    rows = read_csv(path) if format == "csv" else parquet.read_table(path).to_pylist()
+    expected = compare(MADE, FOUND)
+    assert len(rows) == len(expected) == 8
+    for row, each in zip(rows, expected, strict=True):
+        assert (row["variant"], row["verdict"]) == (each.variant, each.verdict)
+        assert int(row["train.worker_batch"]) == dict(each.cell)["train.worker_batch"]
+        for name in ("difference", "low", "high", "p_better_holm", "p_sign_flip", "effect"):
+            assert float(row[name]) == getattr(each, name)
+        assert int(row["diverged"]) == each.diverged
+
+
+def test_a_comparison_without_pairs_has_empty_numbers(tmp_path: Path) -> None:
+    path = write(MADE, {}, [], tmp_path / "a.csv", per="comparison")
+    row = read_csv(path)[0]
+    assert (row["pairs"], row["verdict"], row["p_better"], row["more_seeds"]) == (
+        "0", "not shown", "", "",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["[bn]", "*gn", "日"])
+def test_a_name_is_no_argument_of_the_line_before(name: str) -> None:
+    """LaTeX takes a bracket or a star after \\\\ or \\midrule for its argument, and stops."""
+    made = sample.experiment(("bn", name), {"train.worker_batch": (2,)})
+    found = sample.results(made)
+    rows = [
+        line.strip()
+        for line in latex(made, found, sample.comparisons(made, found)).splitlines()
+        if " & $" in line or r"\underline" in line
+    ]
+    assert len(rows) == 2
+    assert not any(row.startswith(("[", "*")) for row in rows)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex, and there is none")
+def test_latex_sets_it(tmp_path: Path) -> None:
+    names = ("bn", "[a]", "*b", r"50% & more_#1 ~^|<>$x$ \\input{secret}", "γ → ∞ ± “é”", "日本")
+    made = sample.experiment(names, {"train.lr": (0.1, 0.3), "train.worker_batch": (2, 64)})
+    found = sample.results(made, diverged=[("[a]", 3)])
+    table = latex(made, found, sample.comparisons(made, found))
+    assert r"\mathbf" in table
+    head = r"\documentclass{article}\usepackage{booktabs}\begin{document}"
+    text = f"{head}\n{table}\\end{{document}}"
+    (tmp_path / "table.tex").write_text(text, encoding="utf-8")
+    ran = subprocess.run(
+        ["pdflatex", "-draftmode", "-interaction=nonstopmode", "-halt-on-error", "table.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    assert ran.returncode == 0, ran.stdout[-1500:]
+
+
+def test_a_caption_that_ends_with_a_question_has_no_other_stop() -> None:
+    for title, begin in (("Why?", "Why? Test"), ("Because", "Because. Test"), ("So.", "So. Test")):
+        made = replace(MADE, title=title)
+        assert rf"\caption{{{begin} accuracy" in latex(made, FOUND, [])
 
 
 # the call

@@ -108,6 +108,35 @@ def test_steps_can_be_listed() -> None:
     )
 
 
+def test_published_numbers_of_another_metric_wait_until_it_is_asked_for() -> None:
+    text = """
+baseline = "bn"
+metric = "error"
+[[variants]]
+name = "bn"
+[[variants]]
+name = "gn"
+norm = "gn"
+[[published]]
+variant = "bn"
+value = 24.3
+[[published]]
+variant = "bn"
+metric = "top5_error"
+value = 7.19
+"""
+    asked = {metric: parse(text, metric=metric) for metric in (None, "top5_error", "loss")}
+    assert [each.value for each in asked[None].published] == [0.243]
+    assert [each.value for each in asked["top5_error"].published] == [0.0719]
+    assert asked["loss"].published == ()
+    assert [each.metric for each in asked.values()] == ["error", "top5_error", "loss"]
+    assert {run.id for each in asked.values() for run in each.runs()} == {
+        run.id for run in asked[None].runs()
+    }
+    assert [asked[metric].higher_is_better for metric in asked] == [False] * 3
+    assert parse(text, metric="top5_accuracy").higher_is_better
+
+
 def test_published_numbers_are_in_percent_in_the_file_and_fractions_in_the_record() -> None:
     assert made().published == (Published("bn", 0.243, (), 0.002, "ResNet-50"),)
     loss = FILE.replace('metric = "error"', 'metric = "loss"')

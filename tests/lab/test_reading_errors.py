@@ -76,8 +76,12 @@ def complaint(text: str, scale: str | None = None) -> str:
         ('name = "gn"', 'name = " "', "variants[1] expects a name, got ' '"),
         ('baseline = "bn"', 'baseline = "bm"', "line 1: baseline is 'bm', which is no variant. Kn"),
         ('baseline = "bn"', "", "baseline must be there"),
-        ('baseline = "bn"', 'baseline = "bn"\nseeds = 0', "seeds expects a number of at least 1"),
+        ('baseline = "bn"', 'baseline = "bn"\nseeds = 0', "seeds expects a number from 1"),
         ('baseline = "bn"', 'baseline = "bn"\nseeds = [1, 1]', "line 2: seeds expects"),
+        ('baseline = "bn"', 'baseline = "bn"\nseeds = 2_000_000_000', "got 2000000000"),
+        ("lr = 0.1", "worker_batch = 7", "128 is no multiple of it: a worker would have 2"),
+        ("[train]", '[data]\nname = "digts"\n[train]', "line 3: data.name is 'digts'. Did"),
+        ('name = "gn"', 'name = "g\\nn"', "line 7: variants[1].name expects a text on one line"),
         ('baseline = "bn"', 'baseline = "bn"\nseeds = "5"', "got '5'"),
         ('baseline = "bn"', 'baseline = "bn"\nmetric = "acuracy"', "Did you mean 'accuracy'?"),
         ('baseline = "bn"', 'baseline = "bn"\nequivalence = 0', "a fraction, such as 0.005"),
@@ -137,6 +141,8 @@ def test_a_cell_without_its_baseline() -> None:
         ('variant = "bn"', "expects a value"),
         ('variant = "bn"\nvalue = "1"', "expects a finite number"),
         ('variant = "bn"\nvalue = 1\nextra = 1', "published[0].extra is no known key"),
+        ('variant = "bn"\nvalue = 300', "expects percent, from 0 to 100, got 300"),
+        ('variant = "bn"\nvalue = 1\nmetric = "top5"', "published[0].metric is 'top5'. Known"),
         ('variant = "bn"\nvalue = 1\ncell = { "train.lr" = 3 }', "which is no axis of the grid"),
         ('variant = "bn"\nvalue = 1\ncell = 3', "expects a table of axes"),
         ('variant = "bn"\nalong = "train.lr"\nvalues = { 1 = 2 }', "an axis of the grid"),
@@ -147,6 +153,12 @@ def test_published_numbers_that_fit_nowhere(entry: str, said: str) -> None:
     message = complaint(f"{GOOD}[[published]]\n{entry}\n")
     assert said in message
     assert "line " in message
+
+
+def test_grids_that_nobody_can_train() -> None:
+    axes = "".join(f'"model.options.{letter}" = [1, 2, 3, 4, 5, 6, 7, 8]\n' for letter in "abcde")
+    said = complaint(f"{GOOD}[grid]\n{axes}")
+    assert said == "file, line 9: grid has 32,768 cells, expected 10,000 at most."
 
 
 def test_published_numbers_name_their_cell() -> None:

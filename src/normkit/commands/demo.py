@@ -47,4 +47,4 @@ def run(options: argparse.Namespace) -> int:
     if options.fresh:
         with Store(path) as store:
             store.forget(run.id for run in asked.runs())
-    return train_and_show(asked, path, options)
+    return train_and_show(asked, path, lab_subject.beside(path, asked, ".html"), options)

@@ -1,15 +1,18 @@
 """Check an experiment without training: its file, its data sets and its models.
 
-Every mistake in the file is told with its key and line; every data set is looked for, and every
-model is built, converted and run once on a few random images."""
+Every mistake in the file is told with its key and line, at all of its scales; every data set of
+the chosen scale is looked for, and every model is built, converted and run on a few random images.
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from normkit.commands import lab_subject
+from normkit.commands.lab_checking import check
 from normkit.commands.screen import console
-from normkit.lab.checking import check
+from normkit.lab.likeness import unlike
+from normkit.lab.reading import read, scales
 
 NAME = "check"
 HELP = "check an experiment without training"
@@ -29,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     experiment = lab_subject.experiment_of(options)
+    if options.scale is None:  # those that nobody has asked for may hold mistakes as well
+        for scale in scales(path := lab_subject.find(options.file)):
+            read(path, scale)
     check(experiment)
     runs, cells = experiment.runs(), experiment.cells()
     names = list(dict.fromkeys(variant.name for variant in experiment.variants))
@@ -42,4 +48,6 @@ def run(options: argparse.Namespace) -> int:
         f"{len(runs)} runs, {epochs:,} epochs. Baseline: {experiment.baseline}.",
         markup=False,
     )
+    for caution in unlike(experiment):
+        screen.print(f"! {caution}", markup=False, soft_wrap=True)
     return 0

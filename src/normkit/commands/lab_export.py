@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     experiment = lab_subject.experiment_of(options)
     path = lab_subject.store_of(options, experiment)
-    out = options.out or lab_subject.beside(path, experiment, export.FORMATS[options.format])
+    ending = export.FORMATS[options.format]
+    out = options.out or lab_subject.beside(path, experiment, ending, options.metric)
     with Reader(path) as store:
         outputs.check([out], options.force or options.out is None)
         results = store.results(run.id for run in experiment.runs())

@@ -34,6 +34,7 @@ class Bars(Watcher):
     def __init__(self, screen: Console) -> None:
         self.screen = screen
         self.runs: dict[str, TaskID] = {}
+        self.heard: set[str] = set()  # runs that have told of a whole epoch
         self.began = False
 
     def begin(self, plan: Plan) -> None:
@@ -56,7 +57,11 @@ class Bars(Watcher):
         if told.run in self.runs:
             self.progress.update(self.runs[told.run], completed=told.epochs)
             if told.record is not None:
+                self.heard.add(told.run)
                 self.progress.update(self.runs[told.run], said=_said(told.record))
+            elif told.run not in self.heard:  # its first epoch here may take hours
+                said = f"in epoch {int(told.epochs) + 1}"
+                self.progress.update(self.runs[told.run], said=said)
         self._show()
 
     def finished(self, result: Result) -> None:

@@ -17,6 +17,7 @@ EXAMPLES = f"""\
 examples:
   normkit lab report my.toml
   normkit lab report my.toml --scale paper --out answer.html
+  normkit lab report my.toml --metric top5_error
 
 {lab_subject.WHERE}"""
 
@@ -32,5 +33,6 @@ def run(options: argparse.Namespace) -> int:
     experiment = lab_subject.experiment_of(options)
     path = lab_subject.store_of(options, experiment)
     with Reader(path) as store:
-        show(experiment, store, options.out or lab_subject.beside(path, experiment, ".html"))
+        page = lab_subject.beside(path, experiment, ".html", options.metric)
+        show(experiment, store, options.out or page)
     return 0

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from normkit.commands import lab_subject
 from normkit.commands.lab_answer import show
+from normkit.commands.lab_checking import check
 from normkit.commands.lab_progress import watcher
 from normkit.lab import sweep
-from normkit.lab.checking import check
 from normkit.lab.experiment import Experiment
 from normkit.lab.store import DONE, FAILED, Store
 from normkit.lab.store.reading import Reader
@@ -53,10 +53,14 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     experiment = lab_subject.experiment_of(options)
-    return train_and_show(experiment, lab_subject.store_of(options, experiment), options)
+    path = lab_subject.store_of(options, experiment)
+    page = lab_subject.beside(path, experiment, ".html", options.metric)
+    return train_and_show(experiment, path, page, options)
 
 
-def train_and_show(experiment: Experiment, path: Path, options: argparse.Namespace) -> int:
+def train_and_show(
+    experiment: Experiment, path: Path, page: Path, options: argparse.Namespace
+) -> int:
     check(_missing(experiment, path))
     with Store(path) as store:
         sweep.run(
@@ -69,7 +73,7 @@ def train_and_show(experiment: Experiment, path: Path, options: argparse.Namespa
         )
         states = store.status(run.id for run in experiment.runs())
         if not options.no_report:
-            show(experiment, store, lab_subject.beside(path, experiment, ".html"))
+            show(experiment, store, page)
     failed = [each for each in states.values() if each.state == FAILED]
     if failed:
         names = sweep.entries(experiment)

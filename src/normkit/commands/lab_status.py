@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     with Reader(lab_subject.store_of(options, experiment)) as store:
         states = {run: State(run, WAITING) for run in names} | store.status(names)
         results = store.results(names)
+        others = sum(each.state == DONE for run, each in store.status().items() if run not in names)
         training = [
             (str(names[run]), *_last(store, run), spoken(each.owner or ""))
             for run, each in states.items()
@@ -53,6 +54,12 @@ def run(options: argparse.Namespace) -> int:
     rows = _rows(experiment, names, states, results)
     screen.print(f"{experiment.title}: {_count(states)}.\n", markup=False, soft_wrap=True)
     screen.print(table("Variants", HEAD, rows))
+    if others:
+        screen.print(
+            f"The store also has {others} results that this experiment does not ask for: of other "
+            "scales or seeds, or of the file as it was before a change.",
+            soft_wrap=True,
+        )
     if training:
         screen.print(table("Being trained", ("run", "epoch", "test accuracy", "by"), training))
     failed = [(names[run], each.reason) for run, each in states.items() if each.state == FAILED]

@@ -9,7 +9,9 @@ from pathlib import Path
 import normkit
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.lab.experiment import Experiment
-from normkit.lab.reading import read, seeds_of
+from normkit.lab.reading import read
+from normkit.lab.results import METRICS
+from normkit.lab.seeds import seeds_of
 
 RESULTS = Path("results")
 WHERE = f"""\
@@ -22,11 +24,12 @@ def add_experiment(parser: argparse.ArgumentParser, nargs: str | None = None) ->
     add("file", metavar="FILE", nargs=nargs, help="a TOML file, or a name; see below")
     add("--scale", metavar="NAME", help="of those in the file: paper, lab, desk, …")
     add("--seeds", metavar="N", help="so many seeds instead of the file's; or a list, 1,2,7")
+    add("--metric", metavar="NAME", help=f"instead of the file's: {', '.join(METRICS)}")
     add("--store", type=Path, metavar="FILE", help=f"default {RESULTS}/NAME.sqlite")
 
 
 def experiment_of(options: argparse.Namespace) -> Experiment:
-    found = read(find(options.file), options.scale)
+    found = read(find(options.file), options.scale, options.metric)
     if options.seeds is not None:
         found = dataclasses.replace(found, seeds=_seeds(options.seeds))
     return found
@@ -37,10 +40,10 @@ def store_of(options: argparse.Namespace, experiment: Experiment) -> Path:
     return chosen or RESULTS / f"{experiment.name}.sqlite"
 
 
-def beside(store: Path, experiment: Experiment, ending: str) -> Path:
-    """A file about an experiment beside its results; each scale has its own."""
-    scale = f"-{experiment.scale}" if experiment.scale else ""
-    return store.with_name(f"{experiment.name}{scale}{ending}")
+def beside(store: Path, experiment: Experiment, ending: str, metric: str | None = None) -> Path:
+    """A file about an experiment beside its results: of a scale, and of a metric asked for."""
+    parts = [experiment.name, experiment.scale, metric or ""]
+    return store.with_name("-".join(filter(None, parts)) + ending)
 
 
 def find(reference: str) -> Path:

@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from normkit.lab.results import higher_is_better
+
 Options = Mapping[str, Any]
 Cell = tuple[tuple[str, Any], ...]  # (("train.worker_batch", 2), …): a point of the grid
 
@@ -172,7 +174,7 @@ class Experiment:
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     baseline: str  # a variant; each is compared with it in its own cell
-    metric: str = "accuracy"  # accuracy, error, loss
+    metric: str = "accuracy"  # or error, loss, top5_accuracy, top5_error
     scale: str = ""  # of several in the file: paper, lab, desk
     question: str = ""
     source: str = ""  # "UBN, table 3"
@@ -194,14 +196,15 @@ class Experiment:
         return list(dict.fromkeys(variant.cell for variant in self.variants))
 
     def variant(self, name: str, cell: Cell = ()) -> Variant:
-        for variant in self.variants:
-            if (variant.name, variant.cell) == (name, cell):
-                return variant
-        raise KeyError((name, cell))
+        return self._placed[name, cell]
+
+    @cached_property
+    def _placed(self) -> dict[tuple[str, Cell], Variant]:
+        return {(variant.name, variant.cell): variant for variant in self.variants}
 
     @property
     def higher_is_better(self) -> bool:
-        return self.metric == "accuracy"
+        return higher_is_better(self.metric)
 
 
 def _said(value: Any) -> Any:

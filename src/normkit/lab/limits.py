@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from normkit.errors import nearest
+from normkit.lab.data.checking import NAMES
 from normkit.lab.data.normalization import KINDS
 from normkit.lab.experiment import Setting, Train
 from normkit.lab.models.build import STEMS
@@ -14,7 +15,6 @@ from normkit.lab.train.schedule import SCHEDULES
 from normkit.lab.train.selecting import SELECTIONS
 from normkit.lab.train.watching import MEASURES
 
-METRICS = ("accuracy", "error", "loss")
 CHOICES: dict[str, tuple[str, ...]] = {
     "data.train": ("train", "test"),
     "data.normalize": KINDS,
@@ -74,6 +74,8 @@ def faults(setting: Setting) -> Iterator[tuple[str, str]]:
     for measure in setting.watch.measures:
         if measure not in MEASURES:
             yield "watch.measures", f"has {measure!r}. {nearest(measure, MEASURES)}"
+    if setting.data.name.partition(":")[0] not in NAMES:
+        yield "data.name", f"is {setting.data.name!r}. {nearest(setting.data.name, NAMES)}"
     yield from _of_the_model(setting)
     yield from _of_training(setting.train)
     if setting.train.select == "best_validation" and setting.data.validation == 0:
@@ -96,6 +98,12 @@ def _of_training(train: Train) -> Iterator[tuple[str, str]]:
         yield (
             "train.worker_batch",
             f"is {train.worker_batch}, more than the {train.batch} samples of train.batch.",
+        )
+    elif train.worker_batch and (rest := train.batch % train.worker_batch):
+        yield (
+            "train.worker_batch",
+            f"is {train.worker_batch}, and train.batch {train.batch} is no multiple of it: "
+            f"a worker would have {rest}.",
         )
     if train.nesterov and not (train.optimizer == "sgd" and train.momentum > 0):
         yield "train.nesterov", "needs the optimizer sgd with momentum above 0."

@@ -11,6 +11,7 @@ whatever it changes of those tables; ``only`` keeps it out of cells), [[publishe
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -18,18 +19,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from normkit.errors import nearest
+from normkit.errors import OptionError, nearest
 from normkit.lab import scales as scaling
 from normkit.lab.experiment import Experiment
 from normkit.lab.grid import Axis, cells, read_axes, read_changes
-from normkit.lab.limits import METRICS
 from normkit.lab.lines import key_lines
 from normkit.lab.problems import BadExperiment, Problems
 from normkit.lab.reading_conflicts import check_axes, check_baseline, check_equal
 from normkit.lab.reading_fields import RECORDS, Unfit, check_table, fit, said
 from normkit.lab.reading_published import Known, published_of
 from normkit.lab.reading_variants import read_drafts, variants_of
+from normkit.lab.results import METRICS
+from normkit.lab.seeds import seeds_of
 
+MOST_CELLS = 10_000  # more are a slip, and would fill the memory
 TEXTS = ("title", "question", "source", "difference")
 KEYS = (
     *TEXTS, "baseline", "metric", "scale", "seeds", "equivalence",
@@ -37,10 +40,13 @@ KEYS = (
 )  # fmt: skip
 
 
-def read(path: str | Path, scale: str | None = None) -> Experiment:
-    """The experiment of a file, at a scale of the file or at the one that it chooses itself."""
+def read(path: str | Path, scale: str | None = None, metric: str | None = None) -> Experiment:
+    """The experiment of a file, at a scale of the file or at the one that it chooses itself.
+
+    ``metric`` asks for another one than the file's: results hold them all.
+    """
     path = Path(path)
-    return replace(parse(_text(path), name=path.stem, scale=scale), path=path)
+    return replace(parse(_text(path), path.stem, scale, metric), path=path)
 
 
 def scales(path: str | Path) -> list[str]:
@@ -49,7 +55,9 @@ def scales(path: str | Path) -> list[str]:
     return scaling.names(_document(_text(path), path.stem))
 
 
-def parse(text: str, name: str = "experiment", scale: str | None = None) -> Experiment:
+def parse(
+    text: str, name: str = "experiment", scale: str | None = None, metric: str | None = None
+) -> Experiment:
     """The experiment that a text says; ``name`` is for errors and for the store.
 
     >>> experiment = parse('''
@@ -77,12 +85,16 @@ def parse(text: str, name: str = "experiment", scale: str | None = None) -> Expe
     check_axes(axes, changes, drafts, problems)
     problems.raise_any()
 
+    if (many := math.prod(len(axis.values) for axis in axes)) > MOST_CELLS:
+        problems.add(("grid",), f"has {many:,} cells, expected {MOST_CELLS:,} at most.")
+        problems.raise_any()
     points = cells(axes)
     variants = tuple(variants_of(drafts, said_here, axes, changes, points, problems))
     check_baseline(said_here.get("baseline"), drafts, variants, problems)
     check_equal(variants, drafts, problems)
-    known = Known(variants, axes, *_anywhere(document, problems))
-    metric = said_here.get("metric", "accuracy")
+    own = said_here.get("metric", Experiment.metric)
+    metric = own if metric is None else _known(metric)
+    known = Known(own, variants, axes, *_anywhere(document, problems))
     published = published_of(said_here.get("published", []), metric, known, problems)
     problems.raise_any()
     return Experiment(
@@ -98,22 +110,10 @@ def parse(text: str, name: str = "experiment", scale: str | None = None) -> Expe
     )
 
 
-def seeds_of(value: Any) -> tuple[int, ...]:
-    """5 means seeds 1 to 5; a list is taken as it is.
-
-    >>> seeds_of(3)
-    (1, 2, 3)
-    """
-    found = range(1, value + 1) if isinstance(value, int) and not isinstance(value, bool) else value
-    fits = isinstance(found, range | list | tuple) and all(
-        isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in found
-    )
-    if not fits or not found or len(set(found)) < len(found):
-        raise BadExperiment(
-            "seeds expects a number of at least 1, or a list of different numbers, "
-            f"got {said(value)}."
-        )
-    return tuple(found)
+def _known(metric: str) -> str:
+    if metric not in METRICS:
+        raise OptionError(f"metric got {metric!r}. {nearest(metric, METRICS)}")
+    return metric
 
 
 def _text(path: Path) -> str:

@@ -4,9 +4,12 @@
     variant = "bn"; cell = { "train.worker_batch" = 2 }; value = 66.512; note = "table 2"
     [[published]]                      # or several at once, by the values of an axis
     variant = "gn"; along = "train.worker_batch"; values = { 2 = 75.872, 4 = 76.24 }
+    [[published]]                      # of another metric than the experiment's
+    variant = "bn"; metric = "top5_accuracy"; cell = { "train.worker_batch" = 2 }; value = 86.1
 
 (each key on a line of its own). An entry for a variant or cell that only another scale of the
-file has is left out; one that no scale has is an error.
+file has is left out, and so is one of a metric that is not asked for; one that no scale has is an
+error.
 """
 
 from __future__ import annotations
@@ -22,14 +25,16 @@ from normkit.lab.grid import Axis, flat
 from normkit.lab.lines import KeyPath
 from normkit.lab.problems import Problems
 from normkit.lab.reading_fields import Unfit, fit, said
+from normkit.lab.results import METRICS
 
-KEYS = ("variant", "cell", "value", "std", "note", "along", "values")
+KEYS = ("variant", "cell", "value", "std", "note", "along", "values", "metric")
 
 
 @dataclass(frozen=True)
 class Known:
     """What there is, at this scale and at all scales of the file together."""
 
+    metric: str  # of the file, whatever is asked for
     variants: Sequence[Variant]
     axes: Sequence[Axis]
     names_anywhere: frozenset[str]
@@ -64,12 +69,19 @@ def _entries(
         hint = nearest(str(variant), known.names_anywhere)
         problems.add((*path, "variant"), f"is {said(variant)}, which is no variant. {hint}")
         return
+    own = table.get("metric", known.metric)
+    if own not in METRICS:
+        problems.add((*path, "metric"), f"is {said(own)}. {nearest(str(own), METRICS)}")
+        return
     number = _number(table, "std", path, problems)
-    std = None if number is None else _scaled(number, metric)
+    std = None if number is None else _scaled(number, own)
     note = str(table.get("note", ""))
     for cell, value, at in _points(table, known, path, problems):
+        if own != "loss" and not 0 <= value <= 100:
+            problems.add(at, f"expects percent, from 0 to 100, got {value:g}.")
         for whole in _whole_cells(str(variant), cell, known, at, problems):
-            yield Published(str(variant), _scaled(value, metric), whole, std, note)
+            if own == metric:
+                yield Published(str(variant), _scaled(value, own), whole, std, note)
 
 
 def _points(

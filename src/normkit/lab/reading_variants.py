@@ -60,6 +60,8 @@ def _draft(
     if not isinstance(name, str) or not name.strip():
         problems.add(path, f"expects a name, got {said(name) if name is not None else 'none'}.")
         name = f"variant {path[-1]}"
+    elif not name.isprintable():
+        problems.add((*path, "name"), f"expects a text on one line, got {said(name)}.")
     tables = {key: table[key] for key in RECORDS if key in table}
     for key, value in tables.items():
         check_table(RECORDS[key], value, (*path, key), problems)

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from normkit.errors import OptionError
+
+METRICS = ("accuracy", "error", "loss", "top5_accuracy", "top5_error")
 DONE, DIVERGED = "done", "diverged"
+
+
+def higher_is_better(metric: str) -> bool:
+    return metric.endswith("accuracy")
 
 
 @dataclass(frozen=True)
@@ -23,17 +30,27 @@ class Epoch:
     train_accuracy: float | None = None
     validation_loss: float | None = None
     validation_accuracy: float | None = None
+    validation_top5_accuracy: float | None = None  # among the five likeliest, of more classes
     test_loss: float | None = None
     test_accuracy: float | None = None
+    test_top5_accuracy: float | None = None
     seconds: float = 0.0  # of training, since the run began, resumed parts included
     measures: Mapping[str, Any] = field(default_factory=dict)  # name -> number, or one a layer
 
+    def value(self, metric: str, part: str = "test") -> float | None:
+        """A metric on the train, validation or test set after this epoch; None: not evaluated."""
+        right = metric.replace("error", "accuracy")
+        value: float | None = getattr(self, f"{part}_{right}", None)
+        return value if value is None or right == metric else 1 - value
+
     def test(self, metric: str) -> float:
-        """accuracy, error or loss on the test set after this epoch."""
-        value = self.test_loss if metric == "loss" else self.test_accuracy
+        """A metric on the test set, where it has to be known."""
+        value = self.value(metric)
         if value is None:
-            raise ValueError(f"epoch {self.epoch} was not evaluated on the test set")
-        return 1 - value if metric == "error" else value
+            hint = " Top-5 is recorded where there are more than 5 classes."
+            said = f"Epoch {self.epoch} of a run has no {metric}."
+            raise OptionError(said + hint * ("top5" in metric))
+        return value
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,7 @@ class Result:
     note: str = ""  # what diverged, and when
 
     def score(self, metric: str) -> float | None:
-        """accuracy, error or loss on the test set where it counts; None if it diverged."""
+        """A metric on the test set where it counts; None if it diverged."""
         if self.status == DIVERGED:
             return None
         chosen = [each for each in self.epochs if each.epoch in self.selected]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,8 @@ def save_whole(path: str | Path, save: Callable[[Path], object]) -> Path:
     """Let ``save`` write a file under another name beside ``path``, then rename it."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{os.getpid()}.{target.name}")
+    # a name of its own: processes of two machines that share a folder may have one number
+    beside = target.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.{target.name}")
     try:
         save(beside)
         os.replace(beside, target)

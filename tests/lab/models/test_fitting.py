@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -112,6 +113,23 @@ def test_a_callable_is_told_of_the_data(somebodys: ModuleType) -> None:
     assert (model.fc.in_features, model.fc.out_features) == (5, 7)
     model = build(Model("somebodys_models:Own", options={"num_classes": 3}), 7, (5, 8, 8))
     assert model.fc.out_features == 3
+
+
+def test_a_callable_in_the_working_directory_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installed command has not the working directory in its path: the first model of a
+    module there was once built without the number of classes and channels."""
+    (tmp_path / "nets_of_my_own.py").write_text(
+        "from torch import nn\n"
+        "def build(num_classes=1000, in_chans=3):\n"
+        "    return nn.Conv2d(in_chans, num_classes, 3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path) not in sys.path
+    made = build(Model("nets_of_my_own:build"), 7, (1, 8, 8))
+    monkeypatch.delitem(sys.modules, "nets_of_my_own")
+    assert (made.in_channels, made.out_channels) == (1, 7)
 
 
 def test_runs_never_share_a_module(somebodys: ModuleType) -> None:

@@ -146,6 +146,7 @@ def _result(
                 train_accuracy=None if epoch == 0 else min(accuracy + 0.01, 1.0),
                 test_loss=2.3 * math.exp(-epoch / slow) + 0.1,
                 test_accuracy=accuracy,
+                test_top5_accuracy=(1 + accuracy) / 2,
                 seconds=pace * epoch,
                 measures={"condensation": 0.6 * math.exp(-epoch / 4) + 0.1, "esm_std": layers},
             )

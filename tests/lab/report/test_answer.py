@@ -86,7 +86,44 @@ def test_the_lead_is_the_largest_improvement() -> None:
     ],
 )
 def test_leads_where_nothing_is_better(verdicts: tuple[str, str], lead: str) -> None:
-    assert said(*(comparison(verdict=each) for each in verdicts)).lead == lead
+    found = [comparison(verdict=each, p_better=0.3) for each in verdicts]
+    assert said(*found).lead == lead
+
+
+def test_what_only_the_correction_keeps_from_being_better_is_named() -> None:
+    near = comparison(verdict="not shown", p_better=0.02, more_seeds=3)
+    assert said(near, comparison(verdict="worse", p_better=0.99)).lead == (
+        "Nothing was shown to be better than bn. Nearest to it is bcn at 2 samples a worker: "
+        "+3.1 points, 95 % interval 2.2 to 4.0, 5 seeds; about 3 more seeds would decide."
+    )
+
+
+def test_the_lead_names_the_others_that_are_better() -> None:
+    here = [comparison(), comparison(variant="gn", difference=0.02)]
+    assert said(*here).lead.endswith("5 seeds. Also better: gn.")
+    far = comparison(variant="gn", difference=0.02, cell=(("train.worker_batch", 64),))
+    assert said(comparison(), far).lead.endswith("Also better: gn at 64 samples a worker.")
+
+
+def test_a_baseline_that_diverged_is_an_answer() -> None:
+    """It said that no seed was finished by both, and left it to the reader to find out why."""
+    made = sample.experiment(("bn", "bcn", "gn"), {"train.worker_batch": (2,)}, seeds=2)
+    lost = [("bn", 1), ("bn", 2), ("gn", 2)]
+    board = Board(made, sample.results(made, diverged=lost))
+    found = answer(board, sample.comparisons(made, sample.results(made, diverged=lost)))
+    assert found.lead == (
+        "bn diverged, and nothing can be compared with it. Without a divergence: bcn."
+    )
+    assert found.tone == "diverged"
+    lines = {line.name: line.numbers for line in found.groups[0][1]}
+    assert lines["bcn"] == "no seed was finished by both; bn diverged at 2 of 2 seeds"
+
+
+def test_one_seed_says_what_a_verdict_needs() -> None:
+    alone = comparison(verdict="not shown", pairs=1, low=float("nan"), high=float("nan"))
+    assert said(alone).lead.endswith("1 seed; a verdict needs at least 2, better 5.")
+    made = sample.experiment(("bn", "bcn"), {"train.worker_batch": (2,)}, seeds=1)
+    assert "1 seed: nothing can be shown" in " ".join(cautions(Board(made, sample.results(made))))
 
 
 def test_many_cells_are_counted() -> None:
@@ -99,8 +136,8 @@ def test_many_cells_are_counted() -> None:
     whole = answer(Board(made, found), compared)
     assert whole.groups == ()
     assert [(tally.name, dict(tally.counts)) for tally in whole.tallies] == [
-        ("gn", {"better": 5, "worse": 0, "equivalent": 0, "not shown": 0}),
-        ("bcn", {"better": 0, "worse": 5, "equivalent": 0, "not shown": 0}),
+        ("gn", {"better": 5, "worse": 0}),
+        ("bcn", {"better": 0, "worse": 5}),
     ]
     assert "gn: better in 5 of 5 cells" in whole.text()
 
@@ -111,6 +148,23 @@ def test_error_that_falls_is_better() -> None:
     lead = answer(Board(made, found), sample.comparisons(made, found)).lead
     assert lead.startswith("bcn is better than bn at 2 samples a worker: error ")
     assert "points lower" in lead
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "numbers"),
+    [
+        (0.011, 0.004, 0.02, "error 1.1 points lower, 95 % interval 0.4 to 2.0 lower"),
+        (-0.011, -0.02, -0.004, "error 1.1 points higher, 95 % interval 0.4 to 2.0 higher"),
+        (-0.001, -0.023, 0.048, "error 0.1 points higher, 95 % interval 2.3 higher to 4.8 lower"),
+    ],
+)
+def test_an_interval_has_the_sign_of_its_difference(
+    difference: float, low: float, high: float, numbers: str
+) -> None:
+    """It said "error 0.1 points higher, 95 % interval −2.3 to 4.8", with −2.3 for 2.3 higher."""
+    made = replace(ONE, metric="error")
+    one = comparison(verdict="not shown", difference=difference, low=low, high=high)
+    assert numbers in answer(Board(made, FOUND), [one]).lead
 
 
 def test_nothing_run_yet() -> None:
@@ -129,6 +183,18 @@ def test_cautions_name_what_weakens_the_answer() -> None:
     assert "bcn diverged: seed 2 at 2 samples a worker." in text
     assert "3 seeds: too few" in text
     assert "not all made with the same versions" in text
+
+
+def test_cautions_say_what_failed() -> None:
+    found = sample.results(ONE, left_out=[("bcn", 1), ("bcn", 2)])
+    board = Board(ONE, found)
+    first, second = (ONE.variant("bcn", CELL).runs(ONE.seeds)[k].id for k in (0, 1))
+    text = " ".join(cautions(board, (), {first: "out of memory", "of another experiment": "x"}))
+    assert "2 of 10 runs are not finished, 1 of them failed: this is what can be said" in text
+    assert "2 of 10 runs failed: " in " ".join(cautions(board, (), {first: "x", second: "y"}))
+    done = ONE.variant("bn", CELL).runs(ONE.seeds)[0].id
+    assert "failed" not in " ".join(cautions(board, (), {done: "it was tried again"}))
+    assert "failed" not in " ".join(cautions(board))
 
 
 def test_ways_of_computing_are_no_other_environment() -> None:

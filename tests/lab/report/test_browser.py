@@ -72,6 +72,14 @@ def test_every_chart_is_drawn(opened: Browser) -> None:
     assert counts["paired"] == [12, 12]  # four variants: interval, dots and mean
 
 
+def test_a_chart_says_what_it_is_to_those_who_cannot_see_it(opened: Browser) -> None:
+    said = opened.evaluate(
+        "[...document.querySelectorAll('.chart')].map(chart => chart.getAttribute('aria-label'))"
+    )
+    assert "Learning curves, Test accuracy (%), 2 samples a worker" in said
+    assert len(set(said)) == len(said)
+
+
 def column(browser: Browser, index: int) -> list[str]:
     return browser.evaluate(
         f"""[...document.querySelectorAll('#verdict-table tbody tr')].map(
@@ -114,6 +122,28 @@ def test_a_variant_can_be_hidden_in_all_charts(opened: Browser) -> None:
     assert settled(lambda: opened.evaluate(count) == 18)
     opened.evaluate("document.querySelector('.chip[data-variant=\"1\"]').click()")
     assert settled(lambda: opened.evaluate(count) == 24)
+
+
+def test_charts_fit_what_is_left(browser: Browser, tmp_path: Path) -> None:
+    """One variant far below the others made them all one line, hidden or not."""
+    made = sample.experiment(("bn", "bcn", "in"), {"train.worker_batch": (2,)}, seeds=3)
+    results = sample.results(made, final={"in": 0.4})
+    path = report(made, results, sample.comparisons(made, results), tmp_path / "page.html")
+    browser.window(1280, 900)
+    browser.open(path)
+    heights = """[...document.querySelectorAll('[data-figure=curves] .chart')].map(
+        chart => chart._fullLayout.yaxis.range[0])"""
+    widths = """[...document.querySelectorAll('[data-figure=paired] .chart')].map(
+        chart => chart._fullLayout.xaxis.range[0])"""
+    before = browser.evaluate(heights), browser.evaluate(widths)
+    assert before[0][0] < 40
+    assert before[1][0] < -40
+    browser.evaluate("document.querySelector('.chip[data-variant=\"2\"]').click()")
+    assert settled(lambda: browser.evaluate(heights)[0] > 50)
+    assert browser.evaluate(widths)[0] > -10
+    browser.evaluate("document.querySelector('.chip[data-variant=\"2\"]').click()")
+    assert settled(lambda: (browser.evaluate(heights), browser.evaluate(widths)) == before)
+    assert browser.console == []
 
 
 def test_another_view_can_be_chosen(opened: Browser) -> None:
@@ -197,7 +227,8 @@ def test_many_cells_are_chosen_from_a_list(browser: Browser, tmp_path: Path) -> 
 
 
 def test_a_variant_named_like_a_script_does_nothing(browser: Browser, tmp_path: Path) -> None:
-    made = sample.experiment(("bn", EVIL, IMAGE, "<b>bold</b>"), seeds=3)
+    wide = {"train.worker_batch": (2,)}  # one chart, with room for the names
+    made = sample.experiment(("bn", EVIL, IMAGE, "<b>bold</b>"), wide, seeds=3)
     made = replace(made, title=EVIL, question=IMAGE, difference=EVIL)
     results = sample.results(made)
     path = report(made, results, sample.comparisons(made, results), tmp_path / "page.html")
@@ -219,6 +250,42 @@ def test_a_variant_named_like_a_script_does_nothing(browser: Browser, tmp_path: 
             {textContent: 'window.stolen = 3'}))"""
     )
     assert browser.evaluate("window.stolen ?? null") is None
+
+
+def test_long_names_leave_room_for_the_numbers(browser: Browser, tmp_path: Path) -> None:
+    """On a phone they were cut off in the answer, and left a third of the chart for the data."""
+    names = [f"{word}_{'x' * 60}<&>{word}" for word in ("first", "second")]
+    made = sample.experiment(("bn", *names), {"train.worker_batch": (2,)}, seeds=3)
+    results = sample.results(made)
+    path = report(made, results, sample.comparisons(made, results), tmp_path / "page.html")
+    browser.window(390, 844, phone=True)
+    browser.open(path)
+    labels = browser.evaluate(
+        "[...document.querySelectorAll('[data-figure=paired] .ytick text')].map(e => e.textContent)"
+    )
+    half = len(labels[0]) // 2
+    assert 4 < half < 15
+    assert set(labels) == {f"{name[:half]}…{name[-half:]}" for name in names}
+    shares = browser.evaluate(
+        """[...document.querySelectorAll('[data-figure=paired] .chart')].map(
+            chart => chart._fullLayout._size.w / chart.clientWidth)"""
+    )
+    assert all(share > 0.5 for share in shares)
+    hidden = (
+        "[...document.querySelectorAll('.beside > div')].some(e => e.scrollWidth > e.clientWidth)"
+    )
+    assert browser.evaluate(hidden) is False
+
+
+def test_bars_of_one_batch_size_stand_beside_each_other(opened: Browser) -> None:
+    drawn = opened.evaluate(
+        """document.querySelector('[data-figure="over-train.worker_batch"] .chart').data.map(
+            trace => [trace.x[0], trace.customdata[0][0]])"""
+    )
+    assert len(drawn) == 5
+    assert len({x for x, _ in drawn}) == 5, "or they would hide each other"
+    assert {said for _, said in drawn} == {2}, "what is said is the batch size"
+    assert all(1.8 < x < 2.2 for x, _ in drawn)
 
 
 def test_a_page_without_results_works(browser: Browser, tmp_path: Path) -> None:

@@ -200,3 +200,40 @@ def test_layers_without_a_measure_leave_no_gap() -> None:
     depth = marks(figure)[0]
     assert depth["x"] == [2, 4]
     assert depth["y"] == [0.1, 0.2]
+
+
+def test_few_epochs_have_whole_ticks() -> None:
+    """There were ticks at 0.5 and 1.5 epochs."""
+    for epochs, ticks in ((2, 1), (30, None)):
+        made = sample.experiment(("bn", "bcn"), epochs=epochs)
+        board = Board(made, sample.results(made))
+        made_up = [curves(board, LOOKS), *watched(board, LOOKS)]
+        figures = [kept for figure in made_up if (kept := figure.kept()) is not None]
+        over = [p.layout for f in figures for v in f.views for p in v.panels]
+        axes = [each["xaxis"] for each in over if each["xaxis"]["title"]["text"] == "epoch"]
+        assert len(axes) > 4
+        assert {each.get("dtick") for each in axes} == {ticks}
+
+
+def test_only_what_is_in_the_chart_is_explained() -> None:
+    assert "diverged" in curves(BOARD, LOOKS).about
+    short = sample.experiment(("bn", "bcn"), epochs=3)
+    plain = curves(Board(short, sample.results(short)), LOOKS).about
+    assert "diverged" not in plain
+    assert "double click" not in plain
+    assert "double click" in curves(BOARD, LOOKS).about
+
+
+def test_a_variant_without_a_measure_is_named() -> None:
+    """A reader of the estimation shift looked for gn, which has no running statistics."""
+    found = {
+        run: replace(
+            each, epochs=tuple(replace(e, measures={"condensation": 0.4}) for e in each.epochs)
+        )
+        if run in {r.id for v in MADE.variants if v.name == "bcn" for r in v.runs(MADE.seeds)}
+        else each
+        for run, each in FOUND.items()
+    }
+    figures = {figure.id: figure.about for figure in watched(Board(MADE, found), LOOKS)}
+    assert figures["watched-esm_std"].endswith("Nothing to measure: bcn.")
+    assert "Nothing to measure" not in figures["watched-condensation"]

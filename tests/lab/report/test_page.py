@@ -18,6 +18,7 @@ import pytest
 from lab.report import sample
 from normkit.lab.experiment import Published
 from normkit.lab.report import page, report
+from normkit.lab.results import METRICS
 from normkit.lab.statistics import compare
 from normkit.models import MissingExtra
 
@@ -105,7 +106,7 @@ def test_it_says_what_was_not_run_and_what_diverged(usual: str) -> None:
     text = read(usual).text
     assert "ubn at 2 samples a worker: seed 5 not run" in text
     assert "bn at 64 samples a worker, seed 3: the loss was not finite in epoch 5" in text
-    assert "50 runs: 46 done, 2 diverged, 2 not there." in text
+    assert "50 runs: 46 done, 2 diverged, 2 without a result." in text
 
 
 def test_it_holds_configuration_versions_and_published_numbers(usual: str) -> None:
@@ -230,8 +231,22 @@ def test_everything_may_diverge() -> None:
     pairs = [(name, seed) for name in ("bn", "gn") for seed in made.seeds]
     found = sample.results(made, diverged=pairs)
     text = read(page(made, found, compare(made, found))).text
-    assert "No seed was finished by bn and by another variant." in text
+    assert "bn diverged, and nothing can be compared with it." in text
     assert "bn diverged: every seed at 2 samples a worker" in text
+
+
+def test_a_loss_that_is_not_finite_in_the_end_is_counted_as_a_divergence() -> None:
+    """Training may go well, and evaluation not: the tests counted it, the page did not."""
+    made = sample.experiment(("bn", "gn"), {"train.worker_batch": (2,)}, seeds=3, metric="loss")
+    found = sample.results(made)
+    run = made.variant("gn", made.cells()[0]).runs(made.seeds)[1].id
+    last = replace(found[run].epochs[-1], test_loss=math.inf)
+    found[run] = replace(found[run], epochs=(*found[run].epochs[:-1], last))
+    text = read(page(made, found, compare(made, found))).text
+    assert "6 runs: 5 done, 1 diverged." in text
+    assert "gn diverged: seed 2 at 2 samples a worker." in text
+    assert "gn at 2 samples a worker, seed 2: the score is not finite" in text
+    assert "it diverged at 1 of 3 seeds" in text
 
 
 def test_a_variant_that_is_only_in_some_cells() -> None:
@@ -243,12 +258,13 @@ def test_a_variant_that_is_only_in_some_cells() -> None:
     assert re.search(r'<td class="none">–</td>', text)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "error", "loss"])
+@pytest.mark.parametrize("metric", METRICS)
 def test_every_metric(metric: str) -> None:
     made = sample.experiment(("bn", "gn"), metric=metric)
     found = sample.results(made)
     text = read(page(made, found, compare(made, found))).text
-    assert f"Test {metric}" in text
+    assert f"Test {metric.replace('top5_', 'top-5 ')}" in text
+    assert ("a lower" in text) == (metric in ("error", "loss", "top5_error"))
 
 
 def test_statistics_and_page_fit_together() -> None:

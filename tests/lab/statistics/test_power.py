@@ -69,3 +69,22 @@ def test_without_spread_signs_are_counted() -> None:
     assert more_seeds([0.1, 0.1], margin=0.0) == 3  # 2⁻⁵ < 5 % < 2⁻⁴
     assert more_seeds([0.0, 0.0], margin=0.1) == 3
     assert more_seeds([0.0, 0.0], margin=0.0) is None
+
+
+def test_the_guess_is_as_good_as_it_says() -> None:
+    """What decides is not the power at a known effect, but at one that was guessed from 5 seeds."""
+    chance = random.Random(11)
+    decided = []
+    while len(decided) < 400:
+        effect = chance.gauss(0, 1)
+        seeds = [chance.gauss(effect, 1) for _ in range(5)]
+        more = None if is_decided(seeds) else more_seeds(seeds, margin=0.5)
+        if more is not None:
+            decided.append(is_decided(seeds + [chance.gauss(effect, 1) for _ in range(more)]))
+    # power.py says 73 to 94 % for 3 to 10 seeds; of 400 the share is known to ±2 %
+    assert 0.73 < statistics.fmean(decided) < 0.94
+
+
+def is_decided(differences: list[float]) -> bool:
+    one_sided = min(paired_t(differences, [0.0] * len(differences)))
+    return min(one_sided, tost(differences, 0.5)) <= 0.05

@@ -15,6 +15,7 @@ def curve(*accuracies: float | None) -> Result:
         Epoch(
             number,
             test_accuracy=accuracy,
+            test_top5_accuracy=accuracy,
             test_loss=None if accuracy is None else 1 - accuracy,
             seconds=10.0 * number,
         )
@@ -25,12 +26,13 @@ def curve(*accuracies: float | None) -> Result:
 
 def test_the_first_epoch_that_is_as_good() -> None:
     run = curve(0.5, 0.75, 0.625, 0.875)
-    assert reach(run, 0.75, "accuracy") == (2, 20.0)
-    assert reach(run, 0.76, "accuracy") == (4, 40.0)
-    assert reach(run, 0.9, "accuracy") is None
+    for metric in ("accuracy", "top5_accuracy"):
+        assert reach(run, 0.75, metric) == (2, 20.0)
+        assert reach(run, 0.76, metric) == (4, 40.0)
+        assert reach(run, 0.9, metric) is None
 
 
-@pytest.mark.parametrize("metric", ["error", "loss"])
+@pytest.mark.parametrize("metric", ["error", "loss", "top5_error"])
 def test_where_less_is_better(metric: str) -> None:
     run = curve(0.5, 0.75, 0.625, 0.875)
     assert reach(run, 0.25, metric) == (2, 20.0)

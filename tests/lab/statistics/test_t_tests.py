@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 from scipy import stats
 
 from normkit.errors import OptionError
-from normkit.lab.statistics import effect, paired_t, tost
+from normkit.lab.statistics import effect, interval, paired_t, sign_flip, tost
 
 # additional hours of sleep of ten patients under two drugs (Student 1908), the t-test's own example
 SLEEP_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -64,3 +65,13 @@ def test_unpaired_scores_are_refused() -> None:
         paired_t([1, 2, 3], [1, 2])
     with pytest.raises(OptionError, match=r"1 paired difference.* at least 2"):
         paired_t([1], [2])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("measure", [effect, interval, sign_flip, lambda d: tost(d, 0.1)])
+def test_what_is_not_finite_is_refused(
+    measure: Callable[[list[float]], object], bad: float
+) -> None:
+    """The sign-flip test gave p = 0, and the others an AttributeError from the depths."""
+    with pytest.raises(OptionError, match=f"{bad} is no difference to test.*diverged"):
+        measure([0.1, bad, 0.2])

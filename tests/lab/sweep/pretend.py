@@ -93,11 +93,19 @@ def side_by_side(setting: Setting, shape: tuple[int, int, int], device: str) -> 
 
 
 def train_together(
-    runs: Sequence[Run], *, checkpoints: Sequence[Path], **given: Any
+    runs: Sequence[Run],
+    *,
+    checkpoints: Sequence[Path],
+    done: Callable[[Result], None],
+    **given: Any,
 ) -> list[Result | None]:
     """One after the other, which nobody can tell from side by side."""
-    pairs = zip(runs, checkpoints, strict=True)
-    return [train(run, checkpoint=path, **given) for run, path in pairs]
+    results = []
+    for run, path in zip(runs, checkpoints, strict=True):
+        results.append(train(run, checkpoint=path, **given))
+        if results[-1] is not None:
+            done(results[-1])
+    return results
 
 
 def expected(run: Run) -> float:

@@ -13,7 +13,7 @@ import pytest
 from lab.sweep import pretend
 from normkit.errors import OptionError
 from normkit.lab.store import FAILED, Store
-from normkit.lab.sweep import Lines, run
+from normkit.lab.sweep import Lines, ray_engine, run
 
 # read when Ray is imported: its servers then listen on the loopback address only
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -63,3 +63,23 @@ def test_a_cluster_without_the_device(path: Path) -> None:
     with Store(path) as store, pytest.raises(OptionError, match="the Ray cluster has no GPU"):
         run(pretend.experiment(), store, engine="ray", device="cuda")
     assert not store.folder.exists()
+
+
+def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        @staticmethod
+        def is_initialized() -> bool:
+            return False
+
+        @staticmethod
+        def init(**options: Any) -> None:
+            raise ConnectionError("Could not connect\nto GCS.")
+
+    monkeypatch.setattr(ray_engine, "require", lambda *asked: Silent)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(OptionError) as error:
+        ray_engine.Ray(None, None, 1)
+    assert str(error.value) == (
+        "Ray cannot be reached or started: Could not connect to GCS. RAY_ADDRESS is "
+        "'127.0.0.1:1'. Try ray status, or --engine local."
+    )

@@ -77,6 +77,8 @@ def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
         places.places(device="cuda")
     with pytest.raises(OptionError, match="device got 'gpu'"):
         places.places(device="gpu")
+    with pytest.raises(OptionError, match="'meta', which cannot train here"):
+        places.places(device="meta")
     with pytest.raises(OptionError, match="workers got 0, expected 1 or more"):
         places.places(workers=0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -137,6 +139,21 @@ def test_an_error_beside_others_is_nobodys_yet(served: Served) -> None:
     served.sent.clear()
     assert not served.serve(dataclasses.replace(troubled, seeds=(1,)))
     assert [each.shared for each in served.kinds(Broke)] == [False]
+
+
+def test_an_error_beside_others_takes_no_finished_run_with_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks_at_the_end(runs: Any, **given: Any) -> Any:
+        together([runs[0]], **{**given, "checkpoints": given["checkpoints"][:1]})
+        raise RuntimeError("the third one does not fit into memory")
+
+    together = pretend.train_together
+    monkeypatch.setattr(pretend, "train_together", breaks_at_the_end)
+    assert not served.serve(pretend.experiment(variants=1, seeds=3))
+    first, *others = [run.id for run in served.runs]
+    assert [each.result.run for each in served.kinds(Done)] == [first]
+    assert [each.run for each in served.kinds(Broke)] == others
 
 
 def test_a_server_that_is_asked_to_stop_leaves_everything(served: Served) -> None:

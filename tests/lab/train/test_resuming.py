@@ -22,7 +22,7 @@ from normkit.lab.data import load
 from normkit.lab.experiment import Data, Run, Setting, Step, Train, Watch
 from normkit.lab.results import Result
 from normkit.lab.train import Training, train
-from normkit.lab.train.checkpointing import Keeper, StaleCheckpoint, read, remove, write
+from normkit.lab.train.checkpointing import Keeper, StaleCheckpoint, read, write
 
 
 def undisturbed(asked: Run, model: Any) -> Result:
@@ -163,9 +163,24 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write({"large": torch.zeros(1000), "bad": lambda: None}, path)
     assert read(path) == {"number": 1}
     assert os.listdir(tmp_path) == ["run.pt"]
-    (tmp_path / "run.pt.part").write_bytes(b"half a file")  # of a process that was killed
-    remove(path)
-    assert os.listdir(tmp_path) == []
+
+
+def test_two_workers_that_write_one_checkpoint_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers of two machines with one process number once wrote into each other's half file."""
+    path, save = tmp_path / "run.pt", torch.save
+
+    def interrupted(state: object, file: Any) -> None:
+        monkeypatch.setattr(torch, "save", save)
+        write({"number": 2}, path)  # the other worker's, from beginning to end
+        save(state, file)
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    write({"number": 1}, path)
+    assert read(path) == {"number": 1}
+    assert os.listdir(tmp_path) == ["run.pt"]
 
 
 def test_a_damaged_file_is_told_and_the_run_begins_anew(tmp_path: Path) -> None:

@@ -91,6 +91,20 @@ def test_stopped_and_resumed_side_by_side(tmp_path: Path) -> None:
         assert without_company(found) == without_company(train(asked))
 
 
+def test_a_result_is_told_when_it_is_there_not_when_all_are() -> None:
+    """A crash in the last run of a group once took the results of the others with it."""
+    runs = [Run(setting("bn", epochs=1), 1), Run(setting("bn", epochs=3), 1)]
+    heard: list[str] = []
+
+    def tell(progress: Progress) -> None:
+        if progress.run == runs[1].id and progress.record:
+            heard.append(f"epoch {progress.record.epoch}")
+
+    found = train_together(runs, tell=tell, done=lambda result: heard.append(result.run))
+    assert heard == ["epoch 1", runs[0].id, "epoch 2", "epoch 3", runs[1].id]
+    assert [each.run for each in found if each] == [each.id for each in runs]
+
+
 def test_a_checkpoint_for_each_run() -> None:
     with pytest.raises(OptionError, match="2 runs"):
         train_together([run(1), run(2)], checkpoints=[Path("one.pt")])

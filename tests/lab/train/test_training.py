@@ -189,7 +189,26 @@ def test_the_size_of_evaluation_batches() -> None:
 
 
 def test_a_loss_that_is_no_number_is_infinite() -> None:
-    assert evaluating.means([math.nan, 3.0], 6) == (math.inf, 0.5)
+    score = evaluating.Score(torch.device("cpu"), classes=3)
+    score.samples = 6
+    assert score.means([math.nan, 3.0]) == {"loss": math.inf, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize("classes", [5, 6, 10])
+def test_top_5_is_recorded_where_it_says_something(classes: int) -> None:
+    data = Data(f"synthetic:1x8x8x{classes}x200", validation=0.2)
+    asked = Run(Setting(data, train=Train(epochs=1, batch=50, lr=0.01)), seed=1)
+    given = load(data)
+    training = Training(asked, given)
+    training.until_epoch_ends()
+    model = training.machine.model.eval()
+    for part in ("validation", "test"):
+        images, labels = next(iter(getattr(given, part).batches(200)))
+        with torch.no_grad():
+            order = model(images).argsort(1, descending=True)
+        right = sum(int(y) in best for y, best in zip(labels, order[:, :5].tolist(), strict=True))
+        found = training.records[-1].value("top5_accuracy", part)
+        assert found == (right / len(labels) if classes > 5 else None)
 
 
 def test_evaluation_does_not_teach() -> None:

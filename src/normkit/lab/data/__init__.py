@@ -30,6 +30,7 @@ that `mixing_weights` has drawn for the epoch.
 from __future__ import annotations
 
 from normkit.lab.data.checking import check
+from normkit.lab.data.counting import training_samples
 from normkit.lab.data.errors import CorruptData, MissingData
 from normkit.lab.data.images import FileLoader
 from normkit.lab.data.loading import load, locate, names
@@ -51,4 +52,5 @@ __all__ = [
     "mixing_weights",
     "names",
     "soften",
+    "training_samples",
 ]

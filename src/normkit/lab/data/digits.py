@@ -16,6 +16,7 @@ from normkit.lab.data.splitting import stratified
 from normkit.models import require
 
 TEST = 360
+SAMPLES = (1_797 - TEST, TEST)  # to train and to test on
 WHITE = 16
 
 

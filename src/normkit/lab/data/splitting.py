@@ -35,26 +35,36 @@ def stratified(labels: Tensor, count: int, *seed: object) -> tuple[Tensor, Tenso
     return mixed[chosen].sort().values, mixed[~chosen].sort().values
 
 
+def counts(total: int, validation: float, subset: int | None, name: str) -> tuple[int, int]:
+    """How many samples to train on, and to validate on; an error where that cannot be.
+
+    >>> counts(1000, 0.1, 256, "digits")
+    (256, 100)
+    """
+    aside = round(total * validation)
+    if validation and not 0 < aside < total:
+        raise OptionError(
+            f"validation={validation} of {total} samples of {name} is {aside}: "
+            "expected some to train on and some to validate on. Try a larger share."
+        )
+    left = total - aside
+    if subset is not None and not 0 < subset <= left:
+        raise OptionError(
+            f"subset={subset}, but {name} has {left} samples to train on"
+            f"{' beside the validation set' if validation else ''}."
+        )
+    return (left if subset is None else subset), aside
+
+
 def split(
     labels: Tensor, validation: float, subset: int | None, seed: int, name: str
 ) -> tuple[Tensor, Tensor | None]:
     """Positions to train on, and to validate on (None where nothing is set aside)."""
-    everything = torch.arange(labels.numel())
-    train, aside = everything, None
-    if validation:
-        count = round(labels.numel() * validation)
-        if not 0 < count < labels.numel():
-            raise OptionError(
-                f"validation={validation} of {labels.numel()} samples of {name} is {count}: "
-                "expected some to train on and some to validate on. Try a larger share."
-            )
-        aside, train = stratified(labels, count, "validation", seed)
+    left, many = counts(labels.numel(), validation, subset, name)
+    train, aside = torch.arange(labels.numel()), None
+    if many:
+        aside, train = stratified(labels, many, "validation", seed)
     if subset is not None:
-        if not 0 < subset <= train.numel():
-            raise OptionError(
-                f"subset={subset}, but {name} has {train.numel()} samples to train on"
-                f"{' beside the validation set' if validation else ''}."
-            )
-        chosen, _ = stratified(labels[train], subset, "subset", seed)
+        chosen, _ = stratified(labels[train], left, "subset", seed)
         train = train[chosen]
     return train, aside

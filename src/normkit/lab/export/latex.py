@@ -64,14 +64,15 @@ def _is_better(c: Comparison, corrected: bool) -> bool:
 
 def _caption(board: Board, metric: Metric, corrected: bool) -> str:
     experiment = board.experiment
-    title = (experiment.title or experiment.name).rstrip(".")
+    title = experiment.title or experiment.name
+    stop = "" if title.endswith((".", "?", "!")) else "."
     unfinished = any(len(scores.by_seed) < len(experiment.seeds) for scores in board)
     seeds = ("up to " if unfinished else "") + counted(len(experiment.seeds), "seed")
     rule = " after Holm's correction" if corrected else ", not corrected"
     said = (
-        f"{escaped(title)}. {escaped(metric.title)}, mean $\\pm$ standard deviation over {seeds}. "
-        f"Bold: significantly better than {escaped(experiment.baseline)} (one-sided paired "
-        f"$t$-test, $p \\le {LEVEL}${rule}). Underlined: best of its column."
+        f"{escaped(title)}{stop} {escaped(metric.title)}, mean $\\pm$ standard deviation over "
+        f"{seeds}. Bold: significantly better than {escaped(experiment.baseline)} (one-sided "
+        f"paired $t$-test, $p \\le {LEVEL}${rule}). Underlined: best of its column."
     )
     if board.counts["diverged"]:
         said += r" $^\dagger$: so many seeds diverged; the mean is over the others."

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normkit.errors import UnknownName, nearest
 from normkit.lab.experiment import Experiment, Setting, Step, Variant
 from normkit.lab.export.columns import FLAG, INTEGER, INTEGERS, NUMBER, TEXT, Column, fitting
 from normkit.lab.report.settings import flattened
 from normkit.lab.results import DIVERGED, Epoch, Result
 
-PER = ("run", "epoch")
 NOT_RUN = "not run"
 
 
@@ -30,8 +28,6 @@ class Row:
 
 def table(experiment: Experiment, results: Mapping[str, Result], per: str = "run") -> list[Column]:
     """A row for each run, finished or not; or for each epoch of the finished ones."""
-    if per not in PER:
-        raise UnknownName(f"Rows cannot be per {per!r}. {nearest(per, PER)}")
     rows = list(_runs(experiment, results))
     if per == "epoch":
         rows = [
@@ -78,6 +74,7 @@ def _run_columns(experiment: Experiment, rows: Sequence[Row]) -> list[Column]:
         Column("metric", TEXT, [experiment.metric] * len(rows)),
         column("score", NUMBER, lambda r: r.score(experiment.metric)),
         column("test_accuracy", NUMBER, lambda r: _score(r, "accuracy")),
+        column("test_top5_accuracy", NUMBER, lambda r: _score(r, "top5_accuracy")),
         column("test_loss", NUMBER, lambda r: _score(r, "loss")),
         column("selected", INTEGERS, lambda r: list(r.selected)),
         column("epochs", INTEGER, lambda r: max((e.epoch for e in r.epochs), default=0)),
@@ -92,7 +89,7 @@ def _run_columns(experiment: Experiment, rows: Sequence[Row]) -> list[Column]:
 def _score(result: Result, metric: str) -> float | None:
     """None where that was not evaluated."""
     chosen = [epoch for epoch in result.epochs if epoch.epoch in result.selected]
-    known = [e.test_loss if metric == "loss" else e.test_accuracy for e in chosen]
+    known = [epoch.value(metric) for epoch in chosen]
     if result.status == DIVERGED or not known or None in known:
         return None
     return result.score(metric)

@@ -20,6 +20,10 @@ SPECIAL = {
     "|": r"\textbar{}",
     '"': r"\char34{}",  # babel gives the sign itself a meaning in some languages
     "`": r"\textasciigrave{}",
+    # at the begin of a row they would be read as arguments of the line's end before it
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
 }
 SIGNS = {
     "−": "$-$",
@@ -73,7 +77,7 @@ def _character(one: str) -> str:
     if name.startswith("GREEK") and (command := _greek(name)):
         return command
     accented = name.startswith("LATIN") and ord(one) < 0x180  # what inputenc knows
-    return one if accented else f"[U+{ord(one):04X}]"
+    return one if accented else f"{{[}}U+{ord(one):04X}{{]}}"
 
 
 def _greek(name: str) -> str:

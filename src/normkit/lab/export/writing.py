@@ -8,12 +8,15 @@ from pathlib import Path
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.lab.experiment import Experiment
 from normkit.lab.export.comma_separated import csv_text
+from normkit.lab.export.compared import comparison_table
 from normkit.lab.export.latex import latex
 from normkit.lab.export.parquet import save_parquet
 from normkit.lab.export.tables import table
 from normkit.lab.results import Comparison, Result
+from normkit.lab.statistics import compare
 from normkit.lab.whole_files import save_whole, write_text
 
+PER = ("run", "epoch", "comparison")
 FORMATS = {"csv": ".csv", "parquet": ".parquet", "latex": ".tex"}  # and how files end
 
 
@@ -28,17 +31,23 @@ def write(
 ) -> Path:
     """Write results to a file that is complete or not there.
 
-    Without a format the name of the file says it. ``per`` is "run" or "epoch", for CSV and
-    Parquet; ``comparisons`` are needed for LaTeX alone.
+    Without a format the name of the file says it. ``per`` is "run", "epoch" or "comparison", for
+    CSV and Parquet; ``comparisons`` are for LaTeX and for the last of these, and made if there are
+    none.
     """
     format = format or _by_ending(Path(path))
     if format not in FORMATS:
         raise UnknownName(f"There is no format {format!r}. {nearest(format, FORMATS)}")
+    if per not in PER:
+        raise UnknownName(f"Rows cannot be per {per!r}. {nearest(per, PER)}")
     if format == "latex":
         if per != "run":
             raise OptionError(f"A LaTeX table cannot be per {per!r}. Try csv or parquet.")
         return write_text(path, latex(experiment, results, comparisons))
-    made = table(experiment, results, per)
+    if per == "comparison":
+        made = comparison_table(experiment, comparisons or compare(experiment, results))
+    else:
+        made = table(experiment, results, per)
     if format == "csv":
         return write_text(path, csv_text(made))
     return save_whole(path, lambda beside: save_parquet(experiment, made, beside))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
-import operator
 from typing import Any
 
 from torch import nn
 
 from normkit import models
-from normkit.errors import OptionError, nearest
+from normkit.errors import NormkitError, OptionError, nearest
 from normkit.lab.experiment import Model
 from normkit.lab.models.fitting import fit_channels, fit_stem
 from normkit.lab.models.native import build_native
@@ -65,11 +63,8 @@ def _asked_for(reference: str, classes: int, channels: int) -> dict[str, Any]:
     """What a callable wants to know of the data, by the names of its arguments."""
     module, _, name = reference.partition(":")
     try:
-        found = operator.attrgetter(name)(importlib.import_module(module))
-        known = inspect.signature(found).parameters
-    except Exception:  # models.build says what is wrong with the reference
-        return {}
-    if isinstance(found, nn.Module):
+        known = inspect.signature(models.callable_of(module, name)).parameters
+    except (NormkitError, ValueError):  # models.build says what is wrong with the reference
         return {}
     wanted = ((CLASSES, classes), (CHANNELS, channels))
     return {name: value for names, value in wanted for name in names if name in known}

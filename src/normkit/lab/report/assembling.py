@@ -12,7 +12,7 @@ from normkit import __version__
 from normkit.diagnosis.report.style import CSS
 from normkit.lab.experiment import Experiment
 from normkit.lab.report import costs, published, runs, settings, verdicts, words
-from normkit.lab.report.answer import answer, shown
+from normkit.lab.report.answer import answer
 from normkit.lab.report.cautions import cautions
 from normkit.lab.report.curves import curves
 from normkit.lab.report.environments import environments
@@ -20,6 +20,7 @@ from normkit.lab.report.figures import Figure, said
 from normkit.lab.report.metrics import Metric
 from normkit.lab.report.over_axes import over_axes
 from normkit.lab.report.paired import paired
+from normkit.lab.report.ranking import shown
 from normkit.lab.report.scores import Board
 from normkit.lab.report.styling import Look, looks
 from normkit.lab.report.trade import trade
@@ -114,7 +115,7 @@ def _parts(
         "counts": board.counts,
         "seconds": sum(result.seconds for result in board.all_results()),
         "answer": answer(board, comparisons),
-        "cautions": cautions(board, comparisons),
+        "cautions": cautions(board, comparisons, failures),
         "looks": list(look.values()),
         "axes": verdicts.axis_heads(board),
         "verdicts": verdicts.rows(board, comparisons, look),
@@ -125,7 +126,7 @@ def _parts(
         "comparisons": comparisons,
         "costs": spent,
         "cost_heads": costs.heads(spent),
-        "published": published.beside(board, look),
+        "published": published.beside(board, look, comparisons),
         "gaps": runs.gaps(board, failures) if board.counts["finished"] or failures else [],
         "diverged": runs.diverged(board),
         "runs": listed if len(listed) <= RUNS else [r for r in listed if r.state != "done"],

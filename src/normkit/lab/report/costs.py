@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from normkit.lab.report.arranging import axes_of
 from normkit.lab.report.scores import Board, Scores, average
 from normkit.lab.report.styling import Look
-from normkit.lab.report.words import duration, known, size, three, value_words
+from normkit.lab.report.words import NONE, duration, known, size, three, value_words
 from normkit.lab.results import Comparison, Result
 
 
@@ -31,12 +32,13 @@ class Cost:
 
 
 COLUMNS = (
-    ("Seconds an epoch", lambda result: _epoch_seconds(result), duration),
+    ("Time an epoch", lambda result: _epoch_seconds(result), duration),
     ("Images a second", lambda result: result.images_per_second, three),
     ("Peak memory", lambda result: result.peak_memory, size),
     ("Parameters", lambda result: float(result.parameters), lambda value: f"{value or 0:,.0f}"),
 )
-REACHED = ("Epochs to the baseline's score", "Seconds to the baseline's score")
+REACHED = ("Epochs to the baseline's score", "Time to the baseline's score")
+NEVER = "not reached"  # by half of the runs
 
 
 def _epoch_seconds(result: Result) -> float | None:
@@ -72,13 +74,40 @@ def costs(board: Board, comparisons: Sequence[Comparison], looks: Mapping[str, L
             Amount(value, show(value), _share(value, top), "" if own else _ratio(value, other))
             for value, other, top, (_, _, show) in zip(values, usual, most, COLUMNS, strict=True)
         ]
-        found = reached.get((scores.variant.name, cell))
-        epochs = None if found is None else found.epochs_to_baseline
-        seconds = None if found is None else found.seconds_to_baseline
-        amounts += [Amount(epochs, three(epochs)), Amount(seconds, duration(seconds))]
+        amounts += _reached(reached.get((scores.variant.name, cell)), scores if own else None, base)
         place = tuple((dict(cell).get(axis), value_words(dict(cell).get(axis))) for axis in axes)
         made.append(Cost(looks[scores.variant.name], place, tuple(amounts)))
     return made
+
+
+def _reached(
+    found: Comparison | None, own: Scores | None, base: Scores | None
+) -> tuple[Amount, Amount]:
+    """How soon a variant was as good as the baseline in the end; the baseline's is its end."""
+    end = _end(base)
+    if own is not None:
+        return Amount(end[0], three(end[0])), Amount(end[1], duration(end[1]))
+    if found is None or not found.pairs:
+        return Amount(None, NONE), Amount(None, NONE)
+    epochs, seconds = found.epochs_to_baseline, found.seconds_to_baseline
+    if epochs is None:
+        return Amount(None, NEVER), Amount(None, NEVER)
+    return (
+        Amount(epochs, three(epochs), ratio=_ratio(epochs, end[0])),
+        Amount(seconds, duration(seconds), ratio=_ratio(seconds, end[1])),
+    )
+
+
+def _end(base: Scores | None) -> tuple[float | None, float | None]:
+    """The epoch and the second of training from which the baseline's score is: medians."""
+    ends = [
+        max(((e.epoch, e.seconds) for e in r.epochs if e.epoch in r.selected), default=None)
+        for r in (base.done if base is not None else ())
+    ]
+    known = [end for end in ends if end is not None]
+    if not known:
+        return None, None
+    return statistics.median(e for e, _ in known), statistics.median(s for _, s in known)
 
 
 def _in_order(board: Board) -> list[Scores]:

@@ -2,81 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from normkit.lab.experiment import Cell
 from normkit.lab.report.figures import HEIGHT, Figure, Mark, Panel, View, axis, mark, thinned
 from normkit.lab.report.metrics import Metric
+from normkit.lab.report.quantities import Measure, Quantity, quantities
 from normkit.lab.report.scores import Board, Scores, deviation
 from normkit.lab.report.styling import Look
 from normkit.lab.report.words import cell_words, known
-from normkit.lab.results import DIVERGED, Epoch, Result
+from normkit.lab.results import DIVERGED, Result
 
-Measure = Callable[[Epoch], float | None]
 POINTS = 20_000  # of all curves of a page: it has to stay small
 FEWEST, MOST = 15, 200  # of one curve
+WHOLE = 6  # epochs up to which each has its tick
 ENDED = 3  # runs of a variant that diverged, and are drawn
 
 
-class Quantity(NamedTuple):
-    """What a view of the figure shows."""
-
-    title: str
-    of: Measure
-    logarithmic: bool = False
-    timed: bool = False  # over seconds instead of epochs
-
-
 def curves(board: Board, looks: Mapping[str, Look]) -> Figure:
-    quantities = _quantities(Metric(board.experiment.metric))
+    shown = quantities(Metric(board.experiment.metric))
     cells = board.experiment.cells()
-    most = points_each(len(quantities) * len(list(board)))
+    most = points_each(len(shown) * len(list(board)))
     views = [
         View(each.title, tuple(_panel(board, cell, looks, each, most) for cell in cells))
-        for each in quantities
+        for each in shown
     ]
     return Figure(
         "curves",
         "Learning curves",
-        "Mean over the seeds that finished; the band is one standard deviation over seeds. "
-        "Thin lines that end in a cross are runs that diverged, three of a variant at most. The "
-        "axis begins where a quarter of the training is done; a double click shows everything.",
+        _about(board, views),
         tuple(views),
     )
 
 
-def _quantities(metric: Metric) -> list[Quantity]:
-    title = metric.title
-    found = [
-        Quantity(title, score_of("test", metric.name)),
-        Quantity(f"{title}, over time", score_of("test", metric.name), timed=True),
-        Quantity(title.replace("Test", "Validation"), score_of("validation", metric.name)),
-    ]
-    if metric.percent:
-        found.append(Quantity(title.replace("Test", "Training"), score_of("train", metric.name)))
-        found.append(Quantity("Test loss", lambda epoch: epoch.test_loss, logarithmic=True))
-    found.append(Quantity("Training loss", lambda epoch: epoch.train_loss, logarithmic=True))
-    return found
+def _about(board: Board, views: Sequence[View]) -> str:
+    said = "Mean over the seeds that finished; the band is one standard deviation over seeds."
+    if board.counts["diverged"]:
+        said += " Thin lines that end in a cross are runs that diverged, at most three a variant."
+    if any("range" in panel.layout["yaxis"] for view in views for panel in view.panels):
+        said += (
+            " The vertical axis fits the last three quarters of the training; a double click "
+            "shows everything."
+        )
+    return said
 
 
 def points_each(count: int) -> int:
     """How many points a curve may have if there are so many of them."""
     return min(max(POINTS // max(count, 1), FEWEST), MOST)
-
-
-def score_of(part: str, metric: str) -> Measure:
-    """accuracy, error (both in percent) or loss, on the training, validation or test set."""
-    if metric == "loss":
-        return lambda epoch: getattr(epoch, f"{part}_loss")
-
-    def percent(epoch: Epoch) -> float | None:
-        accuracy = getattr(epoch, f"{part}_accuracy")
-        if accuracy is None:
-            return None
-        return 100 * (1 - accuracy if metric == "error" else accuracy)
-
-    return percent
 
 
 def _panel(
@@ -91,13 +65,20 @@ def _panel(
         y["type"] = "log"
     elif bounds := _later(marks):
         y["range"] = bounds
+    x = axis("seconds of training") if quantity.timed else epochs_axis(marks)
     layout = {
-        "xaxis": axis("seconds of training" if quantity.timed else "epoch", rangemode="tozero"),
+        "xaxis": {**x, "rangemode": "tozero"},
         "yaxis": y,
         "height": HEIGHT,
         "hovermode": "closest" if quantity.timed else "x unified",
     }
     return Panel(cell_words(cell), tuple(marks), layout, "" if quantity.logarithmic else ".2f")
+
+
+def epochs_axis(marks: Sequence[Mark]) -> dict[str, Any]:
+    """Epochs are whole numbers, also where there are but two of them."""
+    few = max((max(each["x"], default=0) for each in marks), default=0) <= WHOLE
+    return axis("epoch", **({"dtick": 1} if few else {}))
 
 
 def marks_of(

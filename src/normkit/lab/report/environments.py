@@ -9,7 +9,7 @@ from normkit.lab.report.words import counted
 from normkit.lab.results import Result
 
 # ways of computing, which may change from run to run on one and the same machine
-WAYS = ("recorded", "side by side")
+WAYS = {"recorded": "CUDA graph", "side by side": "runs at once on the device"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def environments(results: Sequence[Result]) -> list[Environment]:
     found = []
     for key, runs in sorted(groups.items(), key=lambda item: -len(item[1])):
         facts = [(name, value, name in varied) for name, value in key]
-        facts += [(way, said, False) for way in WAYS if (said := _ways(runs, way))]
+        facts += [(name, said, False) for way, name in WAYS.items() if (said := _ways(runs, way))]
         if facts:
             found.append(Environment(len(runs), tuple(facts)))
     return found

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from normkit.lab.report.words import NONE, known
+from normkit.lab.results import higher_is_better
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,15 @@ class Metric:
 
     @property
     def percent(self) -> bool:
-        return self.name in ("accuracy", "error")
+        return self.name != "loss"
+
+    @property
+    def words(self) -> str:
+        return self.name.replace("top5_", "top-5 ")
 
     @property
     def title(self) -> str:
-        return f"Test {self.name}" + (" (%)" if self.percent else "")
+        return f"Test {self.words}" + (" (%)" if self.percent else "")
 
     @property
     def digits(self) -> int:
@@ -53,10 +58,20 @@ class Metric:
         """Positive is better, whatever the metric: said so where that is not plain."""
         digits = self.fitting(low, high)
         unit = " points" if self.percent else ""
-        if self.name == "accuracy":
+        if higher_is_better(self.name):
             return self.plain(value, digits, sign=True) + unit
         word = "higher" if value < 0 else "lower"
-        return f"{self.name} {self.plain(abs(value), digits)}{unit} {word}"
+        return f"{self.words} {self.plain(abs(value), digits)}{unit} {word}"
+
+    def between(self, low: float, high: float) -> str:
+        """An interval beside such a difference: 0.5 to 2.0 lower; 0.3 higher to 1.2 lower."""
+        if higher_is_better(self.name):
+            return self.interval(low, high)
+        digits = self.fitting(low, high)
+        ends = [self.plain(abs(each), digits) for each in (low, high)]
+        if low < 0 < high:
+            return f"{ends[0]} higher to {ends[1]} lower"
+        return f"{ends[0]} to {ends[1]} lower" if low >= 0 else f"{ends[1]} to {ends[0]} higher"
 
     def interval(self, low: float | None, high: float | None) -> str:
         digits = self.fitting(low, high)

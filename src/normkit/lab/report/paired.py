@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normkit.lab.experiment import Cell
-from normkit.lab.report.answer import ranked
 from normkit.lab.report.figures import Figure, Mark, Panel, View, axis, mark, number, numbers, said
 from normkit.lab.report.metrics import Metric
+from normkit.lab.report.ranking import ranked
 from normkit.lab.report.scores import Board
 from normkit.lab.report.styling import Look
 from normkit.lab.report.words import cell_words, known
@@ -24,7 +24,7 @@ def paired(board: Board, comparisons: Sequence[Comparison], looks: Mapping[str, 
         _panel(board, [c for c in comparisons if c.cell == cell], looks, cell, metric)
         for cell in board.experiment.cells()
     )
-    unit = "percentage points" if metric.percent else board.experiment.metric
+    unit = "percentage points" if metric.percent else metric.words
     return Figure(
         "paired",
         f"Difference from {board.experiment.baseline}, seed by seed",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from normkit.lab.experiment import Published
 from normkit.lab.report.arranging import axes_of
+from normkit.lab.report.ranking import shown
 from normkit.lab.report.scores import Board, Scores
 from normkit.lab.report.styling import Look
 from normkit.lab.report.words import value_words
+from normkit.lab.results import Comparison
 
 
 @dataclass(frozen=True)
@@ -23,20 +25,32 @@ class Beside:
     ours: Scores | None
     their_difference: float | None
     our_difference: float | None
-
-    @property
-    def agree(self) -> str:
-        """Whether both differences point the same way."""
-        if self.their_difference is None or self.our_difference is None:
-            return ""
-        return "yes" if (self.their_difference > 0) == (self.our_difference > 0) else "no"
+    agree: str  # yes, no, or that ours is not shown
 
 
-def beside(board: Board, looks: Mapping[str, Look]) -> list[Beside]:
+def agreement(theirs: float | None, verdict: str, margin: float) -> str:
+    """Whether our verdict points the way of the published difference.
+
+    A difference that we have not shown confirms nothing, and contradicts nothing.
+
+    >>> agreement(0.02, "better", 0.005), agreement(0.02, "worse", 0.005)
+    ('yes', 'no')
+    """
+    if theirs is None or verdict not in ("better", "worse", "equivalent"):
+        return "" if theirs is None else verdict
+    if verdict == "equivalent":
+        return "yes" if abs(theirs) <= margin else "no"
+    return "yes" if theirs != 0 and (theirs > 0) == (verdict == "better") else "no"
+
+
+def beside(
+    board: Board, looks: Mapping[str, Look], comparisons: Sequence[Comparison]
+) -> list[Beside]:
     experiment = board.experiment
     axes = list(axes_of(experiment.cells()))
     sign = 1 if experiment.higher_is_better else -1
     values = {(each.variant, each.cell): each.value for each in experiment.published}
+    verdicts = {(c.variant, c.cell): shown(c) for c in comparisons if c.pairs or c.diverged}
     made = []
     for each in experiment.published:
         if each.variant not in looks:  # not part of this scale
@@ -53,5 +67,7 @@ def beside(board: Board, looks: Mapping[str, Look]) -> list[Beside]:
         place = tuple(
             (dict(each.cell).get(axis), value_words(dict(each.cell).get(axis))) for axis in axes
         )
-        made.append(Beside(looks[each.variant], place, each, ours, their, our))
+        verdict = verdicts.get((each.variant, each.cell), "")
+        agree = agreement(their, verdict, experiment.equivalence)
+        made.append(Beside(looks[each.variant], place, each, ours, their, our, agree))
     return made

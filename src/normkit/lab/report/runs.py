@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from normkit.lab.report.answer import at
 from normkit.lab.report.arranging import axes_of
 from normkit.lab.report.scores import Board
+from normkit.lab.report.sentences import at
 from normkit.lab.report.styling import Look
 from normkit.lab.report.words import listed, value_words
-from normkit.lab.results import DIVERGED, Result
+from normkit.lab.results import DIVERGED, DONE, Result
 
 NOT_RUN, FAILED = "not run", "failed"
 
@@ -37,7 +37,9 @@ def run_rows(board: Board, looks: Mapping[str, Look], failures: Mapping[str, str
         for seed, run in scores.runs.items():
             result = scores.results.get(seed)
             failed = failures.get(run.id, "") if result is None else ""
-            state = result.status if result is not None else FAILED if failed else NOT_RUN
+            state = FAILED if failed else NOT_RUN
+            if result is not None:
+                state = DIVERGED if seed in scores.diverged else DONE
             note = result.note if result is not None else failed
             score = scores.by_seed.get(seed)
             look = looks[scores.variant.name]
@@ -55,7 +57,9 @@ def gaps(board: Board, failures: Mapping[str, str]) -> list[str]:
                 word = "seed" if len(seeds) == 1 else "seeds"
                 everything = len(seeds) == len(scores.runs)
                 which = "every seed" if everything else f"{word} {listed(seeds, most=20)}"
-                found.append(f"{name}: {which} {state}")
+                reasons = dict.fromkeys(failures.get(scores.runs[seed].id, "") for seed in seeds)
+                why = f": {listed(reasons, most=3)}" if state == FAILED else ""
+                found.append(f"{name}: {which} {state}{why}")
     return found
 
 
@@ -70,9 +74,8 @@ def diverged(board: Board) -> list[str]:
     """What diverged, and what is known of it."""
     found = []
     for scores in board:
-        for seed, result in scores.results.items():
-            if result.status == DIVERGED:
-                name = f"{scores.variant.name} {at(scores.variant.cell)}".removesuffix(" at ")
-                note = f": {result.note}" if result.note else ""
-                found.append(f"{name}, seed {seed}{note}")
+        for seed in scores.diverged:
+            name = f"{scores.variant.name} {at(scores.variant.cell)}".removesuffix(" at ")
+            note = scores.results[seed].note or "the score is not finite"
+            found.append(f"{name}, seed {seed}: {note}")
     return found

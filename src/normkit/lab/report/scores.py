@@ -10,7 +10,7 @@ from functools import cached_property
 
 from normkit.lab.experiment import Cell, Experiment, Run, Variant
 from normkit.lab.report.words import known
-from normkit.lab.results import DIVERGED, Result
+from normkit.lab.results import DIVERGED, DONE, Result
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Scores:
 
     @cached_property
     def diverged(self) -> list[int]:
-        return [seed for seed, result in self.results.items() if result.status == DIVERGED]
+        """Seeds without a score: a loss that is infinite in the end is a divergence, too."""
+        return [seed for seed in self.results if seed not in self.by_seed]
 
     @cached_property
     def missing(self) -> list[int]:
@@ -96,8 +97,8 @@ class Board:
         states: dict[str, str] = {}
         for scores in self:
             for seed, run in scores.runs.items():
-                result = scores.results.get(seed)
-                states[run.id] = "missing" if result is None else result.status
+                lost = DIVERGED if seed in scores.diverged else DONE
+                states[run.id] = lost if seed in scores.results else "missing"
         diverged = sum(state == DIVERGED for state in states.values())
         missing = sum(state == "missing" for state in states.values())
         finished = len(states) - missing

@@ -8,12 +8,12 @@ from typing import Any
 
 from normkit.lab.experiment import Cell
 from normkit.lab.report import forest
-from normkit.lab.report.answer import ranked, shown
 from normkit.lab.report.arranging import Arrangement, arrange, axes_of
 from normkit.lab.report.metrics import Metric
+from normkit.lab.report.ranking import ranked, shown
 from normkit.lab.report.scores import Board, Scores
 from normkit.lab.report.styling import Look
-from normkit.lab.report.words import axis_words, cell_words, counted, known, value_words
+from normkit.lab.report.words import axis_words, cell_words, counted, known, rough, value_words
 from normkit.lab.results import Comparison
 
 BASELINE = "baseline"
@@ -37,8 +37,12 @@ class Verdict:
         if c is None or c.verdict != "not shown":
             return ""
         if not c.pairs:
+            if c.baseline_diverged:
+                return f"{c.baseline} diverged"
             return "" if c.diverged else "no seed finished by both"
-        return f"≈ {counted(c.more_seeds, 'more seed')}" if c.more_seeds else ""
+        if c.pairs == 1:
+            return "needs 2 seeds"
+        return f"≈ {counted(rough(c.more_seeds), 'more seed')}" if c.more_seeds else ""
 
 
 def axis_heads(board: Board) -> list[str]:
@@ -57,8 +61,10 @@ def rows(
         for c in comparisons
         if (scores := board.get(c.variant, c.cell)) is not None
     }
-    ends = [v for c in comparisons for v in (c.low, c.high, c.difference)]
-    to = forest.scale([*ends, *(v for each in differences.values() for v in each.values())])
+    to = forest.scale(
+        (c.low, c.high, c.difference, *differences.get((c.variant, c.cell), {}).values())
+        for c in comparisons
+    )
     made = []
     for cell in experiment.cells():
         place = tuple((dict(cell).get(axis), value_words(dict(cell).get(axis))) for axis in axes)

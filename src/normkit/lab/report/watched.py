@@ -4,79 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from normkit.diagnosis.disturbance import DELTAS
 from normkit.lab.experiment import Cell
-from normkit.lab.report.curves import marks_of, points_each
+from normkit.lab.report.curves import epochs_axis, marks_of, points_each
 from normkit.lab.report.figures import HEIGHT, Figure, Mark, Panel, View, axis, mark
+from normkit.lab.report.measures import MEASURES, Measure
 from normkit.lab.report.scores import Board, Scores, average, deviation
 from normkit.lab.report.styling import Look
-from normkit.lab.report.words import cell_words, known
+from normkit.lab.report.words import cell_words, known, listed
 from normkit.lab.results import Epoch
 
 TICKS = 8  # at most, on an axis of whole numbers
-DEPTH = "norm, in the order of the forward pass"
-
-
-class Measure(NamedTuple):
-    """How a measure is shown. The entries of a list are layers, unless ``over`` says otherwise."""
-
-    title: str
-    about: str
-    entries: str = DEPTH
-    over: tuple[float, ...] = ()
-
-
-MEASURES = {
-    "condensation": Measure(
-        "Feature condensation",
-        "Mean cosine between the samples of a fixed batch, before the first norm. Above 0.3 "
-        "features are called condensed (UBN).",
-    ),
-    "esm_mean": Measure(
-        "Estimation shift of the means",
-        "Distance between running means and the means of the test data (estimation shift).",
-    ),
-    "esm_std": Measure(
-        "Estimation shift of the deviations",
-        "Distance between running deviations and those of the test data (estimation shift).",
-    ),
-    "stat_diff": Measure(
-        "Difference of channels",
-        "Spread of the channels' means over their mean deviation, in a group (WS and BCN).",
-    ),
-    "gradient_factor": Measure(
-        "Gradient factor",
-        "|γ| / √(variance + eps): what a norm multiplies gradients with (revisiting BN).",
-    ),
-    "disturbance": Measure(
-        "Accuracy with disturbed statistics",
-        "The running statistics of the first norms of six blocks were made wrong at random "
-        "(estimation shift).",
-        "largest relative error",
-        (0.0, *DELTAS),
-    ),
-    "gate_saturation": Measure("Saturated gates", "Share of gates below 0.05 or above 0.95."),
-    "frozen": Measure(
-        "Frozen norms", "1 for each ubn that is a fixed map at present, 0 for others."
-    ),
-    "ws_gradients_a": Measure(
-        "Gradient that weight standardization removes by dividing",
-        "Of each standardized weight, in the order of the forward pass (WS and BCN).",
-        "weight",
-    ),
-    "ws_gradients_b": Measure(
-        "Gradient that weight standardization removes by centring",
-        "Of each standardized weight, in the order of the forward pass (WS and BCN).",
-        "weight",
-    ),
-    "ws_gradients_c": Measure(
-        "Gradient that weight standardization leaves",
-        "Of each standardized weight, in the order of the forward pass (WS and BCN).",
-        "weight",
-    ),
-}
 
 
 def watched(board: Board, looks: Mapping[str, Look]) -> list[Figure]:
@@ -103,8 +42,24 @@ def _figure(board: Board, looks: Mapping[str, Look], name: str, deep: bool, most
     if not shown.over:
         panels = tuple(_epochs(board, looks, name, shown.title, cell, most) for cell in cells)
         views.append(View("Over the epochs" + (", mean of all" if deep else ""), panels))
-    about = f"{shown.about} Mean and deviation over seeds."
+    about = f"{shown.about} Mean and deviation over seeds.{_without(board, name)}"
     return Figure(f"watched-{name}", shown.title, about, tuple(views))
+
+
+def _without(board: Board, name: str) -> str:
+    """Who is not in the chart: per-sample norms, for one, have no running statistics to be off."""
+    lacking = {
+        scores.variant.name
+        for scores in board
+        if scores.done
+        and not any(
+            number_of(epoch.measures.get(name)) is not None
+            for result in scores.done
+            for epoch in result.epochs
+        )
+    }
+    names = [each for each in board.names() if each in lacking]
+    return f" Nothing to measure: {listed(names)}." if names else ""
 
 
 def number_of(value: Any) -> float | None:
@@ -124,7 +79,7 @@ def _epochs(
     marks: list[Mark] = []
     for scores in board.in_cell(cell):
         marks += marks_of(scores, looks[scores.variant.name], of, most)
-    return Panel(cell_words(cell), tuple(marks), _layout("epoch", title))
+    return Panel(cell_words(cell), tuple(marks), _layout(epochs_axis(marks), title))
 
 
 def _last(board: Board, looks: Mapping[str, Look], name: str, shown: Measure, cell: Cell) -> Panel:
@@ -144,12 +99,13 @@ def _last(board: Board, looks: Mapping[str, Look], name: str, shown: Measure, ce
             marks.append(mark("line", looks[scores.variant.name], places, mean, std))
     longest = max((max(each["x"]) for each in marks), default=1)
     ticks = {} if shown.over else {"tick0": 1, "dtick": math.ceil(longest / TICKS)}
-    return Panel(cell_words(cell), tuple(marks), _layout(shown.entries, shown.title, **ticks))
+    along = axis(shown.entries, **ticks)
+    return Panel(cell_words(cell), tuple(marks), _layout(along, shown.title))
 
 
-def _layout(x: str, y: str, **ticks: Any) -> dict[str, Any]:
+def _layout(x: dict[str, Any], y: str) -> dict[str, Any]:
     return {
-        "xaxis": axis(x, **ticks),
+        "xaxis": x,
         "yaxis": axis(y, rangemode="tozero"),
         "height": HEIGHT,
         "hovermode": "x unified",

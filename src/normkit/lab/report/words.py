@@ -90,6 +90,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def rough(count: int) -> int:
+    """A guess, not more exact than it is.
+
+    >>> rough(12), rough(42), rough(193)
+    (12, 45, 200)
+    """
+    step = 1 if count <= 20 else 5 if count < 100 else 10 ** (len(str(count)) - 2)
+    return -(-count // step) * step
+
+
 def duration(seconds: float | None) -> str:
     """
     >>> duration(0.25), duration(42.1), duration(3750)

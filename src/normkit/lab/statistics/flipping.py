@@ -6,6 +6,8 @@ import math
 import random
 from collections.abc import Sequence
 
+from normkit.lab.statistics.spread import check_finite
+
 EXACT = 16  # up to so many pairs every pattern of signs is tried: 65,536
 SAMPLES = 20_000  # beyond, so many patterns, always the same ones
 
@@ -19,6 +21,7 @@ def sign_flip(differences: Sequence[float]) -> float:
     >>> sign_flip([0.3, 0.1, 0.2])
     0.25
     """
+    check_finite(differences)
     observed = abs(math.fsum(differences))
     # sums of the same numbers in another order may differ in the last digits, and must tie
     enough = observed - 1e-9 * math.fsum(map(abs, differences))

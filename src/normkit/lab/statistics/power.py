@@ -1,4 +1,14 @@
-"""How many more seeds would decide, if the differences seen so far are what they seem."""
+"""How many more seeds would decide, if the differences seen so far are what they seem.
+
+That is a guess, as good as the few seeds it is made from. Simulated with 3 … 10 seeds and true
+effects that vary as much as a difference does from seed to seed, so many more seeds decided in
+73 to 94 % of the cases. Where there is no difference at all a small number promises too much:
+after 5 more seeds or fewer, 1 case in 3 was decided, for that needs far more than 5.
+
+Who adds seeds because of this number and tests again has a second chance to be wrong: where there
+is no difference, "better" came up in 9 to 11 % instead of 5 % after one round, 11 to 13 % after
+three.
+"""
 
 from __future__ import annotations
 

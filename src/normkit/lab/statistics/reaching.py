@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from normkit.lab.results import Epoch, Result
+from normkit.lab.results import Result, higher_is_better
 
 
 def reach(result: Result, target: float, metric: str) -> tuple[int, float] | None:
@@ -15,10 +15,10 @@ def reach(result: Result, target: float, metric: str) -> tuple[int, float] | Non
     None: it never was. Epochs that were not evaluated cannot count.
     """
     for epoch in result.epochs:
-        score = _score(epoch, metric)
+        score = epoch.value(metric)
         if score is None or epoch.epoch == 0:
             continue
-        if score >= target if metric == "accuracy" else score <= target:
+        if score >= target if higher_is_better(metric) else score <= target:
             return epoch.epoch, epoch.seconds
     return None
 
@@ -34,8 +34,3 @@ def usual_reach(
     epochs = statistics.median(each[0] for each in (one or never for one in found))
     seconds = statistics.median(each[1] for each in (one or never for one in found))
     return None if math.isinf(epochs) else (float(epochs), float(seconds))
-
-
-def _score(epoch: Epoch, metric: str) -> float | None:
-    known = epoch.test_loss if metric == "loss" else epoch.test_accuracy
-    return None if known is None else epoch.test(metric)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -24,6 +25,16 @@ def paired(a: Sequence[float], b: Sequence[float]) -> list[float]:
     return [ours - theirs for ours, theirs in zip(a, b, strict=True)]
 
 
+def check_finite(differences: Sequence[float]) -> None:
+    """A NaN would make a p-value of 0, or an error that says nothing, further on."""
+    bad = [each for each in differences if not math.isfinite(each)]
+    if bad:
+        raise OptionError(
+            f"{bad[0]} is no difference to test: expected finite numbers. "
+            "Try to leave out the seeds that diverged, and to count them."
+        )
+
+
 def mean_and_std(differences: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation (n − 1); a spread that is only rounding is 0."""
     if len(differences) < 2:
@@ -31,6 +42,7 @@ def mean_and_std(differences: Sequence[float]) -> tuple[float, float]:
             f"{len(differences)} paired difference(s) have no spread: expected at least 2. "
             "Try more seeds."
         )
+    check_finite(differences)
     std = statistics.stdev(differences)
     # 0.97 − 0.96 and 0.98 − 0.97 differ in the last digit: a t-test would call that overwhelming
     rounding = 1e-12 * max(map(abs, differences))

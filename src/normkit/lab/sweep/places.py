@@ -51,6 +51,12 @@ def _devices(device: str | None) -> list[str]:
     except RuntimeError as error:
         raise OptionError(f"device got {device!r}. Try cpu, cuda or cuda:0.") from error
     if asked.type != "cuda":
+        try:
+            torch.zeros(1, device=asked).item()
+        except (RuntimeError, NotImplementedError) as error:  # not of this machine, or "meta"
+            raise OptionError(
+                f"device got {device!r}, which cannot train here. Try cpu."
+            ) from error
         return [device]
     if not every or (asked.index or 0) >= there:
         raise OptionError(

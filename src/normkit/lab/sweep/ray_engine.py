@@ -7,6 +7,7 @@ goes on from there; elsewhere it begins anew, and comes to the same numbers.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import re
 import threading
@@ -35,7 +36,7 @@ class Ray:
         self._ray = require("ray", "ray", "--engine ray")
         self._began = not self._ray.is_initialized()
         if self._began:  # the cluster that RAY_ADDRESS names, or one on this machine
-            self._ray.init(include_dashboard=False, log_to_driver=False)
+            self._init()
         resources = self._ray.cluster_resources()
         if device is None:
             device = "cuda" if resources.get("GPU") else "cpu"
@@ -52,6 +53,18 @@ class Ray:
             num_cpus=1, num_gpus=int(kind == "GPU"), max_concurrency=4, max_restarts=0
         )(Actor)
         self._workers: list[_Worker] = []
+
+    def _init(self) -> None:
+        try:
+            self._ray.init(include_dashboard=False, log_to_driver=False)
+        except (OSError, RuntimeError, ValueError) as error:  # a ConnectionError is an OSError
+            where = os.environ.get("RAY_ADDRESS")
+            asked = f"RAY_ADDRESS is {where!r}. " if where else ""
+            said = " ".join(str(error).split()).rstrip(".")
+            raise OptionError(
+                f"Ray cannot be reached or started: {said}. {asked}"
+                "Try ray status, or --engine local."
+            ) from error
 
     def size(self) -> int:
         return self._size

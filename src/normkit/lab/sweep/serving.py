@@ -17,6 +17,7 @@ from normkit.lab.experiment import Data
 from normkit.lab.sweep.messages import Broke, Done, Job, Left, Message, Told
 
 if TYPE_CHECKING:
+    from normkit.lab.results import Result
     from normkit.lab.train.progress import Progress
 
 TRAINER = "normkit.lab.train"
@@ -33,6 +34,7 @@ class Server:
         self.trainer: ModuleType = importlib.import_module(trainer)
         self.device, self.send, self.stop = device, send, stop
         self.sets: OrderedDict[Data, Any] = OrderedDict()
+        self.done: set[str] = set()  # of the runs that are being trained
 
     def serve(self, jobs: Sequence[Job]) -> bool:
         """Train jobs of one setting; False if an error came up, whatever it left behind."""
@@ -43,14 +45,16 @@ class Server:
                     self.send(Left(job.run.id))
                 return True
             group = waiting[:1]
+            self.done.clear()
             try:
                 group = waiting[: self._together(waiting)]
                 self._train(group)
             except Exception as error:
                 full = no_room(error)
                 for job in group:
-                    shared, said = len(group) > 1, reason(full or error)
-                    self.send(Broke(job.run.id, said, full is not None, shared))
+                    if job.run.id not in self.done:
+                        shared, said = len(group) > 1, reason(full or error)
+                        self.send(Broke(job.run.id, said, full is not None, shared))
                 for job in waiting[len(group) :]:
                     self.send(Left(job.run.id))
                 return False
@@ -73,14 +77,22 @@ class Server:
             "stop": self.stop,
         }
         if len(jobs) == 1:
-            results = [self.trainer.train(jobs[0].run, checkpoint=jobs[0].checkpoint, **given)]
+            result = self.trainer.train(jobs[0].run, checkpoint=jobs[0].checkpoint, **given)
+            if result is not None:
+                self._done(result)
         else:
             checkpoints = [job.checkpoint for job in jobs]
-            results = self.trainer.train_together(
-                [job.run for job in jobs], checkpoints=checkpoints, **given
+            self.trainer.train_together(
+                [job.run for job in jobs], checkpoints=checkpoints, done=self._done, **given
             )
-        for job, result in zip(jobs, results, strict=True):
-            self.send(Left(job.run.id) if result is None else Done(result))
+        for job in jobs:
+            if job.run.id not in self.done:
+                self.send(Left(job.run.id))
+
+    def _done(self, result: Result) -> None:
+        """Told at once: what happens to the runs beside it can no longer lose it."""
+        self.done.add(result.run)
+        self.send(Done(result))
 
     def _tell(self, progress: Progress) -> None:
         self.send(Told(progress.run, progress.epochs, progress.record))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from normkit.lab.train.evaluating import Score, means
+from normkit.lab.train.evaluating import Score
 from normkit.lab.train.plan import Plan
 from normkit.lab.train.stepping import History
 
@@ -34,7 +34,9 @@ def settle(history: History, scores: Mapping[str, Score]) -> Account:
     size = rows.numel()
     found = torch.cat([rows, *(score.sums for score in scores.values())]).tolist()
     evaluated: dict[str, float] = {}
-    for i, (name, score) in enumerate(scores.items()):
-        loss, accuracy = means(found[size + 2 * i : size + 2 * i + 2], score.samples)
-        evaluated |= {f"{name}_loss": loss, f"{name}_accuracy": accuracy}
+    at = size
+    for part, score in scores.items():
+        sums = found[at : at + len(score.names)]
+        evaluated |= {f"{part}_{name}": value for name, value in score.means(sums).items()}
+        at += len(sums)
     return Account(found[0:size:2], found[1:size:2], evaluated)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from normkit.errors import NormkitError
+from normkit.lab.whole_files import save_whole
 
 EVERY = 30.0  # seconds between two files
 SHARE = 0.02  # of the time at most is spent on writing them
@@ -62,18 +63,15 @@ class Keeper:
 
 
 def write(state: dict[str, Any], path: Path) -> None:
-    """The whole file or nothing: a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    """The whole file or nothing: a reader never sees half of it, and two writers not each other."""
+    save_whole(path, lambda beside: _save(state, beside))
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    with path.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -86,9 +84,3 @@ def read(path: Path) -> dict[str, Any]:
             f"{path.name} cannot be read: {type(error).__name__}: {said}."
         ) from error
     return state
-
-
-def remove(path: Path) -> None:
-    """Take a checkpoint away, and what a killed process may have left of the next one."""
-    path.unlink(missing_ok=True)
-    path.with_name(f"{path.name}.part").unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ from normkit.lab.train.loop import Reporter, Stop, Tell, never, nobody, surround
 from normkit.lab.train.training import Training
 
 
+def kept(result: Result) -> None:
+    """Waits for the others."""
+
+
 def train_together(
     runs: Sequence[Run],
     *,
@@ -24,6 +28,7 @@ def train_together(
     sets: Any = None,
     checkpoints: Sequence[Path | None] = (),
     tell: Tell = nobody,
+    done: Callable[[Result], None] = kept,
     stop: Stop = never,
     save_every: float = EVERY,
 ) -> list[Result | None]:
@@ -31,6 +36,7 @@ def train_together(
 
     They take turns, step by step. On a GPU each has its own stream, so that kernels which are too
     small to fill it run at the same time. Runs on the same data share it; ``sets`` are for all.
+    ``done`` hears of each result when it is there, and not only when the last run has ended.
     """
     if checkpoints and len(checkpoints) != len(runs):
         raise OptionError(f"{len(runs)} runs expect as many checkpoints, got {len(checkpoints)}.")
@@ -50,8 +56,9 @@ def train_together(
         while going:
             for i in sorted(going):
                 if not trainings[i].step():
-                    results[i] = trainings[i].result()
+                    results[i] = found = trainings[i].result()
                     going.discard(i)
+                    done(found)
                     continue
                 reports[i]()
                 if keepers[i].due():

@@ -148,7 +148,7 @@ class Training:
         if not is_evaluated(self.train, self.epoch + 1):
             return {}
         names = ("test",) if self.sets.validation is None else ("validation", "test")
-        return {name: Score(self.place.device) for name in names}
+        return {name: Score(self.place.device, self.sets.classes) for name in names}
 
     def _evaluate(self, name: str, score: Score) -> Iterator[bool]:
         self.machine.modes.evaluate()

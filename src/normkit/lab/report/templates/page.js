@@ -42,8 +42,10 @@
         hovertemplate: value + " (diverged)" + extra }];
     }
     if (mark.k === "points") {
-      return [{ ...base, mode: "lines+markers", error_y: mark.s ? bars : undefined,
-        hovertemplate: "%{x}: " + value + spread + seeds + extra }];
+      const said = x.map((v, i) => [v, mark.n[i]]);
+      return [{ ...base, x: apart(x, mark, panel), customdata: said, mode: "lines+markers",
+        error_y: mark.s ? bars : undefined,
+        hovertemplate: "%{customdata[0]}: " + value + spread + ", %{customdata[1]} seeds" + extra }];
     }
     if (mark.k === "theirs") {
       return [{ ...base, mode: "lines+markers", line: { color: tone(0.7), width: 1.4, dash: "dot" },
@@ -56,6 +58,18 @@
         hovertemplate: value + spread + " in %{x:.3~g} s" + seeds + extra }];
     }
     return pairs(mark, name, x, tone, panel.format, extra);
+  }
+
+  // Variants stand a little beside each other, or their bars would hide each other.
+  function apart(x, mark, panel) {
+    const { type, tickvals } = panel.layout.xaxis;
+    const all = panel.marks.filter((each) => each.k === "points");
+    if (!tickvals || tickvals.length < 2) return x;
+    const scale = type === "log" ? Math.log10 : (v) => v;
+    const places = tickvals.map(scale);
+    const span = Math.max(...places) - Math.min(...places);
+    const by = (all.indexOf(mark) - (all.length - 1) / 2) * span * Math.min(0.008, 0.06 / all.length);
+    return x.map((v) => (type === "log" ? v * 10 ** by : v + by));
   }
 
   // The interval as a bar, a dot for each seed, and a stroke for the mean.
@@ -75,16 +89,48 @@
     ];
   }
 
-  function layoutOf(panel, width) {
+  // A long name keeps its ends: variants often differ in the last words. Names are escaped.
+  function shortened(text, most) {
+    const signs = { "&amp;": "&", "&lt;": "<", "&gt;": ">" };
+    const plain = [...text.replace(/&(amp|lt|gt);/g, (sign) => signs[sign])];
+    if (plain.length <= most) return text;
+    const half = Math.floor((most - 1) / 2);
+    const back = Object.fromEntries(Object.entries(signs).map(([sign, one]) => [one, sign]));
+    return [...plain.slice(0, half), "…", ...plain.slice(-half)].map((c) => back[c] ?? c).join("");
+  }
+
+  // Whoever hides a variant that is far off wants to see the others large.
+  function fitted(panel, shown) {
+    const bounds = (values, share) => {
+      const low = Math.min(...values), high = Math.max(...values);
+      const room = share * (high - low) || 1;
+      return { range: [low - room, high + room] };
+    };
+    if (!hidden.size || !shown.length) return {};
+    const at = (mark) => mark.x ?? panel.x;
+    if (shown[0].k === "pairs") {
+      return { xaxis: bounds([0, ...shown.flatMap((mark) => [...at(mark), ...mark.ends])], 0.06) };
+    }
+    if (!panel.layout.yaxis.range) return {}; // plotly fits it
+    const begin = Math.max(...shown.flatMap(at)) / 4; // as curves.py does
+    const later = shown.flatMap((mark) => at(mark).flatMap((x, i) => {
+      const spread = mark.s?.[i] ?? 0;
+      return x < begin ? [] : [mark.y[i] - spread, mark.y[i] + spread];
+    }));
+    return { yaxis: bounds(later, 0.05) };
+  }
+
+  function layoutOf(panel, width, fit) {
     const { strip, ...own } = panel.layout;
+    const names = own.yaxis.ticktext?.map((name) => shortened(name, Math.max(width / 20, 12)));
     const line = { gridcolor: colour("grid"), zerolinecolor: colour("soft", 0.7),
       linecolor: colour("line"), automargin: true, zeroline: false, ticks: "" };
     return {
       ...own,
       width,
       // copies: plotly writes into what it is given
-      xaxis: { ...line, ...structuredClone(own.xaxis) },
-      yaxis: { ...line, ...structuredClone(own.yaxis) },
+      xaxis: { ...line, ...structuredClone(own.xaxis), ...fit.xaxis },
+      yaxis: { ...line, ...structuredClone(own.yaxis), ...(names && { ticktext: names }), ...fit.yaxis },
       shapes: strip ? [{ type: "rect", yref: "paper", x0: strip[0], x1: strip[1], y0: 0, y1: 1,
         line: { width: 0 }, fillcolor: colour("soft", 0.12), layer: "below" }] : [],
       font: { family: "system-ui, sans-serif", size: 12, color: colour("soft") },
@@ -99,10 +145,10 @@
     };
   }
 
-  function draw(place, panel) {
+  function draw(place, panel, about) {
     const shown = panel.marks.filter((mark) => !hidden.has(mark.v));
-    const layout = layoutOf(panel, Math.max(place.clientWidth, 200));
-    place.setAttribute("aria-label", panel.title || "chart");
+    const layout = layoutOf(panel, Math.max(place.clientWidth, 200), fitted(panel, shown));
+    place.setAttribute("aria-label", [...about, panel.title].filter(Boolean).join(", "));
     Plotly.react(place, shown.flatMap((mark) => traces(mark, panel)), layout, {
       displaylogo: false, responsive: false, displayModeBar: hover.matches ? "hover" : false,
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] });
@@ -120,6 +166,7 @@
     const views = book.figures[section.dataset.figure];
     const choices = section.querySelector(".choices");
     const panels = section.querySelector(".panels");
+    const title = section.querySelector("h3").textContent;
     let view = 0, chosen = "";
     if (views.length > 1) {
       choices.append(chooser(views.map((v) => v.title), "what is shown", (k) => { view = k; show(); }));
@@ -152,7 +199,7 @@
       shown.forEach((panel, i) => {
         const box = panels.children[i];
         box.querySelector("h4").textContent = panel.title; // never markup: users name cells
-        draw(box.querySelector(".chart"), panel);
+        draw(box.querySelector(".chart"), panel, [title, views.length > 1 && views[view].title]);
       });
     }
     drawn.push(show);
