@@ -521,3 +521,23 @@ def test_on_a_gpu(offload: bool, norm: Callable[[], nn.Module]) -> None:
         model.zero_grad()
     # a block of two norms keeps its input of about seven tensors; offloaded, not even that
     assert peaks[1] < (0.25 if offload else 0.5) * peaks[0], peaks
+
+
+def test_a_second_block_for_one_accumulation_is_refused() -> None:
+    """The methods put in front by the first block were forgotten, and stayed on the model."""
+    model = nn.Sequential(nn.Linear(3, 4), nk.BN(4))
+    before = [dict(vars(module)) for module in model.modules()]
+    accumulation = nk.accumulate(model)
+    with accumulation, pytest.raises(OptionError, match="entered already"):
+        accumulation.__enter__()
+    assert [vars(module).keys() for module in model.modules()] == [kept.keys() for kept in before]
+
+
+@pytest.mark.parametrize("switched_off", [torch.no_grad, torch.inference_mode])
+def test_a_step_without_gradients_says_so(switched_off: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nk.BN(4))
+    parts = list(torch.randn(8, 3).split(4))
+    wrong = pytest.raises(OptionError, match="backward=False")
+    with nk.accumulate(model) as step, switched_off(), wrong:
+        step(parts, lambda model, x: model(x).mean())
+    assert model[1].num_batches_tracked == 0

@@ -634,3 +634,17 @@ def test_on_a_gpu_with_batches_from_the_host(options: dict[str, Any]) -> None:
     for a, b in zip(model.cpu().buffers(), host.buffers(), strict=True):
         torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-4)  # TF32 apart
     assert done.statistics["1"].mean.device.type == "cpu"
+
+
+def test_a_model_that_was_compiled_in_place_and_has_run() -> None:
+    """Compiled code did not run the hooks: no batch seemed to reach a norm."""
+    batches = [torch.randn(16, 4) + 3 for _ in range(3)]
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    plain = copy.deepcopy(model)
+    nk.calibrate(plain, batches)
+    model.compile(backend="eager")
+    with torch.no_grad():
+        model(batches[0])
+        nk.calibrate(model, batches)
+    assert torch.equal(model[1].running_mean, plain[1].running_mean)
+    assert model._compiled_call_impl is not None

@@ -250,3 +250,40 @@ def test_profiles_refuse_what_makes_no_sense() -> None:
     with pytest.raises(RuntimeError), profiles.using("start"):
         raise RuntimeError
     assert "start (active)" in repr(profiles)
+
+
+def other_weights() -> nn.Module:
+    model = net()
+    with torch.no_grad():
+        model.conv.weight.mul_(1.01)  # type: ignore[union-attr, operator]
+    return model
+
+
+def test_progressive_statistics_of_other_weights_do_not_merge_either(tmp_path: Path) -> None:
+    """Only layerwise ones said which weights they were measured with."""
+    one = calibrate(net(), torch.randn(20, 3, 8, 8)).statistics
+    other = calibrate(other_weights(), torch.randn(20, 3, 8, 8)).statistics
+    one.save(tmp_path / "one.safetensors")
+    for first in (one, Statistics.load(tmp_path / "one.safetensors")):
+        with pytest.raises(OptionError, match="different weights"):
+            first.merge(other)
+    more = calibrate(net(), torch.randn(20, 3, 8, 8) + 1).statistics
+    assert one.merge(more).images == 40
+
+
+def test_statistics_of_other_weights_are_applied_with_a_warning() -> None:
+    """That is the disease "weights of the last epoch with statistics of the first"."""
+    found = measured(torch.randn(20, 3, 8, 8))
+    apply_statistics(net(), found)  # no warning, which would be an error here
+    calibrated = net()
+    calibrate(calibrated, torch.randn(20, 3, 8, 8))
+    apply_statistics(calibrated, found)  # other statistics are none either
+    with pytest.warns(UserWarning, match="Do they belong to this checkpoint"):
+        apply_statistics(other_weights(), found)
+
+
+def test_files_without_a_print_of_the_weights_are_still_read() -> None:
+    found = measured(torch.randn(20, 3, 8, 8))
+    found.weights = ""
+    apply_statistics(other_weights(), found)
+    assert found.merge(measured(torch.randn(20, 3, 8, 8))).images == 40

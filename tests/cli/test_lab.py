@@ -313,7 +313,7 @@ def test_check(normkit: Run) -> None:
     ran = normkit("lab", "check", "small.toml", "--scale", "long")
     assert ran.status == 0, ran.err
     assert ran.out.splitlines() == [
-        "Small [thing] at scale long: it can be trained.",
+        "“Small [thing]” at scale long can be trained.",
         "2 variants (bn, gn [x]) × 3 seeds: 6 runs, 6 epochs. Baseline: bn.",
     ]
 

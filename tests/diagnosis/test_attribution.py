@@ -280,3 +280,17 @@ def test_the_text_names_the_largest_first() -> None:
     assert said.index("bn7") < said.index("bn6")
     assert "25% of the gap enters at bn7" in said
     assert "at 3 others" in said
+
+
+def test_small_shares_and_single_batches_in_words() -> None:
+    found = GapAttribution(
+        Losses((1.0,), (8,)),
+        Losses((2.0,), (8,)),
+        {"a": 1.001, "b": -0.001},
+        {"a": 1.0, "b": 0.0},
+        "swap",
+    )
+    said = str(found)
+    assert "(1 batch, 8 samples)" in said
+    assert "  0% of the gap enters at b" in said
+    assert "-0%" not in said

@@ -387,6 +387,14 @@ def test_the_command_reads_files(
     assert ("loss=" in said) == (form == "tensor")  # without classes the gap is not decided
 
 
+def test_the_command_asks_for_its_own_options(run: Callable[..., tuple[int, str]]) -> None:
+    status, said = run(command, "nets:net", "--data", "nets:loader")
+    assert status == 0
+    assert "Give --train-data." in said
+    assert "Give --steps." in said
+    assert "train_loader=" not in said
+
+
 def test_the_command_takes_ranks_and_averages(
     run: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ def trained(
         for k in range(batches):
             model(data[k % len(data)])
         if isinstance(model[1].weight, Tensor) and model[1].weight.dim() == 1:
-            model[1].weight.mul_(1.1)
+            model[1].weight.mul_(torch.linspace(0.9, 1.3, 8))
     return model.eval(), data
 
 

@@ -444,3 +444,15 @@ def test_bad_input() -> None:
         with pytest.raises(OptionError, match="running already"):
             observer.__enter__()
     assert is_clean(model)
+
+
+def test_saving_makes_the_directory(tmp_path: Path) -> None:
+    """A long training ended in an error because nobody had made the directory of the records."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with nk.observe(model, every=1) as observer:
+        model(torch.randn(8, 3))
+    observer.save(tmp_path / "runs" / "1" / "norms.csv")
+    assert (tmp_path / "runs" / "1" / "norms.csv").read_text().startswith("step,path,")
+    with pytest.raises(OptionError, match=r"\.csv or \.parquet"):
+        observer.save(tmp_path / "other" / "norms.txt")
+    assert not (tmp_path / "other").exists()

@@ -24,7 +24,7 @@ from normkit.diagnosis.report.style import CSS
 from normkit.diagnosis.report.text import number, percent
 
 EVIL = "\"><script>alert(1)</script><img src=x onerror='y'>&amp;"
-VOID = {"meta", "path", "rect", "circle", "br", "img", "link"}
+VOID = {"meta", "path", "rect", "circle", "br", "img", "link", "wbr"}
 
 
 class Reader(HTMLParser):
@@ -40,7 +40,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.tags.append(tag)
         self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in ("meta", "img", "br", "link"):
+        if tag not in ("meta", "img", "br", "link", "wbr"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: Any) -> None:
@@ -312,3 +312,10 @@ def test_numbers(value: Any, said: str) -> None:
 
 def test_shares() -> None:
     assert (percent(0.5), percent(0.0123), percent(0.0)) == ("50 %", "1.2 %", "0 %")
+
+
+def test_an_error_that_one_batch_cannot_show_is_not_said() -> None:
+    gap = GapAttribution(Losses((1.0,), (8,)), Losses((3.0,), (8,)), {"1": 1.0}, {"1": 2.0}, "esm")
+    text = page(Diagnosis("Net", (), (), (), gap=gap))
+    assert "a gap of 2." in text
+    assert "standard error" not in text

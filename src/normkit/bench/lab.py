@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from normkit.core.whole_files import write_text
 from normkit.errors import NormkitError
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
@@ -196,9 +196,7 @@ def _line(row: Row, rows: list[Row]) -> str:
 
 def _write(path: Path, found: dict[str, Any]) -> None:
     found = {**found, "rows": [asdict(row) for row in found["rows"]]}
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(found, indent=2), encoding="utf-8")
-    os.replace(part, path)
+    write_text(path, json.dumps(found, indent=2))
 
 
 def _plain(asked: argparse.Namespace) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from normkit.calibration.fingerprint import of_weights
 from normkit.calibration.result import Calibration, LayerChange
 from normkit.calibration.snapshot import Snapshot
 from normkit.calibration.statistics import Statistics
@@ -35,10 +37,12 @@ def apply_statistics(
 
     Every norm that has statistics must be in the model with the same kind and size; norms of the
     model without any stay as they are. With ``prior`` they are mixed with those that the model
-    has, as if these came from so many images. Returns a Calibration, whose undo() takes it back.
+    has, as if these came from so many images. Statistics that were measured with other weights are
+    a warning. Returns a Calibration, whose undo() takes it back.
     """
     subjects = subjects_of(model, where, frozen)
     matched = _matched(subjects.keepers, statistics, chosen=where is not None)
+    _warn_of_others(model, statistics)
     before = Snapshot(keeper.norm for keeper in matched)
     writer = Writer(matched, prior)
     images = max(statistics.images, 1)
@@ -69,6 +73,16 @@ def apply_statistics(
         what="given statistics",
         left={**subjects.left, **without},
     )
+
+
+def _warn_of_others(model: nn.Module, statistics: Statistics) -> None:
+    """Statistics belong to the weights they were measured with: old ones are a common mistake."""
+    if statistics.weights and statistics.weights != of_weights(model):
+        warnings.warn(
+            "The statistics were measured with other weights than the model has, where norms get "
+            "other inputs. Do they belong to this checkpoint? nk.diagnose shows how well they fit.",
+            stacklevel=3,
+        )
 
 
 def _matched(

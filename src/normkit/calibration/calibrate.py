@@ -61,9 +61,10 @@ def calibrate(
                              frozen=True.
 
     A batch is a tensor, a tuple whose first part is the input, or a mapping of keyword arguments;
-    ``forward(model, batch)`` replaces that. In progressive mode the batches are gone through
-    several times: an iterator that cannot is kept in memory. A batch whose values are not finite
-    is left out, with a warning. If anything fails, the loader included, the model is what it was.
+    for detectors, a list of images. ``forward(model, batch)`` replaces that. In progressive mode
+    the batches are gone through several times: an iterator that cannot is kept in memory. A batch
+    whose values are not finite is left out, with a warning. If anything fails, the loader included,
+    the model is what it was.
 
     Returns a Calibration: print it, keep ``.statistics``, or take it back with ``.undo()``.
 

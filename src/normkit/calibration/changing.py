@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from normkit.calibration.feeding import Feed
-from normkit.calibration.fingerprint import Fingerprint, of_state
+from normkit.calibration.fingerprint import Fingerprint, of_state, of_weights
 from normkit.calibration.measured import Measured
 from normkit.calibration.result import Calibration, LayerChange
 from normkit.calibration.snapshot import Snapshot
@@ -49,6 +49,7 @@ def change_statistics(
         result = _result(model, subjects, writer, measured, before)
         result.statistics.sources = (Source.now(str(print_of), print_of.images, note),)
         result.statistics.mode, result.statistics.state = mode, state
+        result.statistics.weights = of_weights(model)
         result.mode, result.until, result.what = mode, until, what
         if until is not None:
             result.sure = all(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from normkit.inspection.batches import (
     samples_in,
     some_of,
 )
+from normkit.inspection.calling import Forward, images_in
 
-Forward = Callable[[nn.Module, Any], Any]
 HINT = (
     "The model is unchanged. If the input is not the batch itself or its first part, try "
     "forward=lambda model, batch: ..."
@@ -62,9 +62,18 @@ class Feed:
         seen = 0
         for batch in self.batches:
             yield batch
-            seen += samples_in(batch)
+            seen += self.size(batch)
             if self.images is not None and seen >= self.images:
                 return
+
+    def images_of(self, batch: Any) -> Sequence[Tensor] | None:
+        """The images of a batch that is a list of them, for models that take lists."""
+        return images_in(self.model, inputs_of(batch, self.model))
+
+    def size(self, batch: Any) -> int:
+        """How many samples a batch has."""
+        images = self.images_of(batch)
+        return samples_in(batch) if images is None else len(images)
 
     def run(self, batch: Any, number: int) -> Any:
         """The model's output; an error of its own says which batch it was."""
@@ -73,4 +82,4 @@ class Feed:
 
 
 def _forward(model: nn.Module, batch: Any) -> Any:
-    return run(model, inputs_of(batch))
+    return run(model, inputs_of(batch, model))

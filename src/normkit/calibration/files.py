@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from normkit.core.extras import require
+from normkit.core.whole_files import save_whole
 from normkit.errors import OptionError
 
 
@@ -17,20 +18,8 @@ def write(
 ) -> None:
     """Write a file: complete, or not at all."""
     library = require("safetensors.torch", "lab", "A file of statistics")
-    target = _checked(path)
-    beside = target.with_name(f".{os.getpid()}.{target.name}")
-    try:
-        library.save_file(
-            {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()},
-            beside,
-            metadata=dict(metadata),
-        )
-        mask = os.umask(0)
-        os.umask(mask)
-        beside.chmod(0o666 & ~mask)  # the library leaves files that only their owner can read
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
+    whole = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
+    save_whole(_checked(path), lambda name: library.save_file(whole, name, metadata=dict(metadata)))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:

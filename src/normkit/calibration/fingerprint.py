@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from normkit.inspection import survey
 from normkit.inspection.batches import tensors_in
 
 WIDE = 1 << 64
@@ -31,9 +32,14 @@ class Fingerprint:
         self.images = 0
         self.batches = 0
 
-    def add(self, batch: Any) -> None:
-        """The samples of a batch: the rows of its first tensor."""
+    def add(self, batch: Any, images: Sequence[Tensor] | None = None) -> None:
+        """The samples of a batch: the rows of its first tensor, or images of several sizes."""
         self.batches += 1
+        if images is not None:
+            for image in images:
+                self.value = (self.value + int(_hashes(image[None]).item())) % WIDE
+            self.images += len(images)
+            return
         first = next(tensors_in(batch), None)
         if first is None or first.dim() == 0:
             return
@@ -80,3 +86,9 @@ def of_state(tensors: Iterable[tuple[str, Tensor]]) -> str:
         own = hashlib.blake2b(repr((name, hashes)).encode(), digest_size=8).digest()
         value = (value + int.from_bytes(own)) % WIDE
     return f"{value:016x}"
+
+
+def of_weights(model: nn.Module) -> str:
+    """A print of what a model has learned outside of its norms; converting those leaves it."""
+    norms = {id(p) for site in survey(model) for p in site.module.parameters()}
+    return of_state((n, p) for n, p in model.named_parameters() if id(p) not in norms)

@@ -14,7 +14,6 @@ from normkit.calibration.feeding import Feed
 from normkit.calibration.fingerprint import Fingerprint
 from normkit.calibration.measured import Measured
 from normkit.errors import NonFiniteWarning
-from normkit.inspection.batches import samples_in
 from normkit.inspection.keepers import Keeper
 
 
@@ -63,14 +62,14 @@ def gather(
     size = [0]
     with watching(measured, size), _ending(stop_after):
         for number, batch in enumerate(feed, 1):
-            size[0] = samples_in(batch)
+            size[0] = feed.size(batch)
             with suppress(Reached):
                 feed.run(batch, number)
             for one in measured:
                 one.images += size[0]
                 one.batches += 1
             if print_of is not None and number > print_of.batches:  # a later pass is no new data
-                print_of.add(batch)
+                print_of.add(batch, feed.images_of(batch))
             reached = [one for one in measured if one.tally is not None]
             if until is not None and reached and all(one.is_sure(until) for one in reached):
                 break

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from normkit.calibration.feeding import Feed, Forward
-from normkit.calibration.fingerprint import Fingerprint, of_state
+from normkit.calibration.fingerprint import Fingerprint, of_state, of_weights
 from normkit.calibration.gathering import gather
 from normkit.calibration.statistics import Source, Statistics
 from normkit.calibration.subjects import subjects_of
@@ -52,4 +52,5 @@ def measure(
         type(model).__name__,
         "layerwise",
         of_state(model.state_dict().items()),
+        of_weights(model),
     )

@@ -118,9 +118,10 @@ class Calibration:
 
     def _head(self) -> str:
         name = type(self.model).__name__
-        measured = f" from {self.images} images in {self.batches} batches" if self.images else ""
+        seen = f" from {_many(self.images, 'image')} in {_many(self.batches, 'batch', 'es')}"
+        measured = seen if self.images else ""
         way = f", {self.mode}" if self.mode else ""
-        return f"{name}: {len(self.layers)} norms {self.what}{measured}{way}"
+        return f"{name}: {_many(len(self.layers), 'norm')} {self.what}{measured}{way}"
 
     def _notes(self) -> list[str]:
         said = []
@@ -161,3 +162,8 @@ def _table(layers: Sequence[LayerChange]) -> list[str]:
     if len(chosen) < len(layers):
         lines.append(f"({len(layers) - len(chosen)} norms that changed less are not shown)")
     return lines
+
+
+def _many(number: int, noun: str, ending: str = "s") -> str:
+    """1 image, 2 images."""
+    return f"{number} {noun}{'' if number == 1 else ending}"

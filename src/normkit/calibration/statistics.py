@@ -50,12 +50,14 @@ class Statistics(Mapping[str, Tally]):
         model: str = "",
         mode: str = "",
         state: str = "",
+        weights: str = "",
     ) -> None:
         self.tallies = {path: tally.to("cpu") for path, tally in tallies.items()}
         self.kinds = dict(kinds)
         self.sources = sources
         self.model, self.mode = model, mode  # the name of its class; how they were measured
         self.state = state  # a fingerprint of the weights and statistics it had then
+        self.weights = weights  # and of its weights outside of norms
 
     def __getitem__(self, path: str) -> Tally:
         if path not in self.tallies:
@@ -87,7 +89,9 @@ class Statistics(Mapping[str, Tally]):
         tallies = dict(self.tallies)
         for other in others:
             tallies = {path: tally.merged(other[path]) for path, tally in tallies.items()}
-        return Statistics(tallies, self.kinds, sources, self.model, self.mode, self.state)
+        return Statistics(
+            tallies, self.kinds, sources, self.model, self.mode, self.state, self.weights
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a .safetensors file: count, mean and M2 of each norm in float64, and sources."""
@@ -111,7 +115,15 @@ class Statistics(Mapping[str, Tally]):
                 for name in said["kinds"]
             }
             sources = tuple(Source(**source) for source in said["sources"])
-            return cls(tallies, said["kinds"], sources, said["model"], said["mode"], said["state"])
+            return cls(
+                tallies,
+                said["kinds"],
+                sources,
+                said["model"],
+                said["mode"],
+                said["state"],
+                said.get("weights", ""),  # which older files do not say
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise OptionError(
                 f"{path} cannot be read as statistics: {error!r}. It may be from another version."
@@ -122,6 +134,7 @@ class Statistics(Mapping[str, Tally]):
             "model": self.model,
             "mode": self.mode,
             "state": self.state,
+            "weights": self.weights,
             "kinds": self.kinds,
             "sources": [asdict(source) for source in self.sources],
         }
@@ -146,7 +159,9 @@ def _check_alike(first: Statistics, other: Statistics) -> None:
             f"Statistics measured {first.mode!r} and {other.mode!r} cannot be merged: the norms "
             "saw different inputs."
         )
-    if first.state and other.state and first.state != other.state:
+    weights = {one.weights for one in (first, other) if one.weights}
+    states = {one.state for one in (first, other) if one.state}
+    if len(weights) > 1 or len(states) > 1:
         raise OptionError(
             "The statistics were measured on different weights, or on a model with other "
             "statistics, so that the norms saw different inputs."

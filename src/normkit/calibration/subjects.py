@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from torch import nn
 
-from normkit.errors import NothingToDo, OptionError, ShapeError
+from normkit.errors import NothingToDo
 from normkit.inspection import Site, select, survey
 from normkit.inspection.keepers import Keeper
 from normkit.inspection.keeping import keeper_of
+from normkit.inspection.quiet import refuse_lazy, refuse_meta
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ def subjects_of(model: nn.Module, where: Any = None, frozen: bool = False) -> Su
     found = survey(model)
     if not len(found):
         raise NothingToDo(f"{type(model).__name__} has no normalization layers to calibrate.")
-    _refuse_unready(model)
+    refuse_lazy(model)
+    refuse_meta(model)
     keepers, left = [], {}
     for site in select(found, where):
         keeper = keeper_of(site.path, site.norm, site.kind) if site.tracked else None
@@ -58,14 +59,3 @@ def _reason(site: Site, keeper: Keeper | None, frozen: bool) -> str | None:
     ):
         return "frozen; frozen=True includes it"
     return None
-
-
-def _refuse_unready(model: nn.Module) -> None:
-    tensors = list(chain(model.parameters(), model.buffers()))
-    if any(isinstance(t, nn.UninitializedParameter | nn.UninitializedBuffer) for t in tensors):
-        raise ShapeError("The model has lazy layers. Run one batch through it first.")
-    if any(t.is_meta for t in tensors):
-        raise OptionError(
-            "The model is on the meta device, which has no values. Try model.to_empty(device=...) "
-            "and load its weights."
-        )

@@ -16,7 +16,6 @@ from normkit.calibration.lockstep import current, together
 from normkit.calibration.measured import Measured
 from normkit.errors import OptionError
 from normkit.inspection import undisturbed
-from normkit.inspection.batches import samples_in
 from normkit.inspection.keepers import Keeper
 
 # a norm that a batch reaches repeatedly: its input depends on its own statistics
@@ -77,7 +76,7 @@ def side_by_side(
         raise OptionError("until= looks at one batch after the other, together=True at all.")
     batches = list(feed)
     measured = {keeper: Measured(keeper) for keeper in keepers}
-    sizes = [samples_in(batch) for batch in batches]
+    sizes = [feed.size(batch) for batch in batches]
 
     def hook_for(keeper: Keeper) -> Any:
         one = measured[keeper]
@@ -117,7 +116,7 @@ def side_by_side(
         with undisturbed(feed.model):
             together([job(number, batch) for number, batch in enumerate(batches, 1)])
     for batch in batches:
-        print_of.add(batch)
+        print_of.add(batch, feed.images_of(batch))
     for one in measured.values():
         if one.tally is not None:
             write(one)  # again: leaving the block above has put the buffers back

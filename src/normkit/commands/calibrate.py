@@ -9,6 +9,7 @@ from normkit import checkpoints
 from normkit.calibration import calibrate
 from normkit.commands import given_data, outputs, subject
 from normkit.commands.screen import console
+from normkit.core.whole_files import save_all
 
 NAME = "calibrate"
 HELP = "give the norms of a model the statistics of your data"
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.statistics is not None:
         done.statistics.save(options.statistics)
     if save is not None:
-        outputs.write({options.out: save})
+        save_all({options.out: save})
     written = [str(path) for path in (options.out, options.statistics) if path is not None]
     said = f"Written: {' and '.join(written)}." if written else NOTHING
     screen.print(f"\n{said}", markup=False, soft_wrap=True)

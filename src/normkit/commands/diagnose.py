@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from normkit import checkpoints
 from normkit.commands import given_data, outputs, subject
 from normkit.commands.screen import console
+from normkit.core.whole_files import save_all
 from normkit.diagnosis.diagnose import BATCHES, diagnose
 from normkit.diagnosis.findings import SEVERITIES
 from normkit.errors import OptionError
@@ -33,6 +35,13 @@ examples:
 {subject.REFERENCES}
 
 exit status: 0 done; 1 findings, with --fail-on; 2 bad arguments or input"""
+
+OPTIONS = {
+    "train_loader": "--train-data",
+    "steps": "--steps",
+    "ranks": "--ranks",
+    "ema_of": "--ema-of",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fail-on", choices=SEVERITIES, help="exit with 1 on such a finding or a worse one")
 
 
+def _as_options(text: str) -> str:
+    """Arguments of ``diagnose`` that a text asks for, as options of this command."""
+    for argument, option in OPTIONS.items():
+        text = re.sub(rf"\b(Give\s+){argument}=", rf"\1{option}", text)
+    return text
+
+
 def run(options: argparse.Namespace) -> int:
     files = {options.html: "to_html", options.json: "to_json"}
     files = {path: how for path, how in files.items() if path is not None}
@@ -90,8 +106,8 @@ def run(options: argparse.Namespace) -> int:
             max_batches=options.max_batches,
         )
     screen = console()
-    screen.print(str(found), markup=False, soft_wrap=True)
-    outputs.write({path: outputs.text(getattr(found, how)()) for path, how in files.items()})
+    screen.print(_as_options(str(found)), markup=False, soft_wrap=True)
+    save_all({path: outputs.text(getattr(found, how)()) for path, how in files.items()})
     if files:
         screen.print(f"\nWritten: {' and '.join(map(str, files))}", markup=False, soft_wrap=True)
     if options.fail_on is None:

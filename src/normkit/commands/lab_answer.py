@@ -15,16 +15,17 @@ from normkit.models import MissingExtra
 
 
 def show(experiment: Experiment, store: Reader, page: Path) -> None:
-    """Print the verdicts and write the page; on a machine without the packages, say so."""
+    """Write the page and print the verdicts; on a machine without the packages, say so."""
     ids = [run.id for run in experiment.runs()]
     results = store.results(ids)
     failures = {run: each.reason for run, each in store.status(ids).items() if each.state == FAILED}
     try:
         comparisons = compare(experiment, results)
+        # before anything is printed: whoever reads our output may stop listening
+        report(experiment, results, comparisons, page, failures=failures)
         screen = console()
         screen.print()
         print_verdicts(experiment, results, comparisons, screen)
-        report(experiment, results, comparisons, page, failures=failures)
     except MissingExtra as error:
         print(f"{len(results)} results are in {store.path}. {error}", file=sys.stderr)
         return

@@ -13,6 +13,7 @@ from normkit.commands.lab_checking import check
 from normkit.commands.screen import console
 from normkit.lab.likeness import unlike
 from normkit.lab.reading import read, scales
+from normkit.lab.report.words import counted
 
 NAME = "check"
 HELP = "check an experiment without training"
@@ -42,10 +43,11 @@ def run(options: argparse.Namespace) -> int:
     where = f" in {len(cells)} cells" if len(cells) > 1 else ""
     scale = f" at scale {experiment.scale}" if experiment.scale else ""
     screen = console()
-    screen.print(f"{experiment.title}{scale}: it can be trained.", markup=False)
+    screen.print(f"“{experiment.title}”{scale} can be trained.", markup=False)
     screen.print(
-        f"{len(names)} variants ({', '.join(names)}){where} × {len(experiment.seeds)} seeds: "
-        f"{len(runs)} runs, {epochs:,} epochs. Baseline: {experiment.baseline}.",
+        f"{counted(len(names), 'variant')} ({', '.join(names)}){where} × "
+        f"{counted(len(experiment.seeds), 'seed')}: {counted(len(runs), 'run')}, "
+        f"{counted(epochs, 'epoch')}. Baseline: {experiment.baseline}.",
         markup=False,
     )
     for caution in unlike(experiment):

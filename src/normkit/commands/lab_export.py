@@ -1,7 +1,8 @@
 """Write the results of an experiment for other programs.
 
-csv and parquet have a row for each run, or for each epoch of each run. latex is a table as in
-the papers: mean ± standard deviation, bold if significant, the best underlined."""
+csv and parquet have a row for each run, for each epoch of each run, or for each comparison with
+the baseline: every number behind a verdict. latex is a table as in the papers: mean ± standard
+deviation, bold if significant, the best underlined."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ EXAMPLES = f"""\
 examples:
   normkit lab export my.toml --format csv
   normkit lab export my.toml --format parquet --per epoch
+  normkit lab export my.toml --per comparison
   normkit lab export my.toml --format latex --out table.tex
 
 {lab_subject.WHERE}"""

@@ -17,6 +17,7 @@ from normkit.diagnosis.switching import losses_of
 from normkit.diagnosis.watching import Watch
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import Site
+from normkit.inspection.calling import Forward
 from normkit.inspection.keeping import running_of
 
 METHODS = ("esm", "swap")
@@ -34,6 +35,7 @@ def attribute_gap(
     swap: str = "prefix",
     where: Any = None,
     max_batches: int | None = BATCHES,
+    forward: Forward | None = None,
     progress: Progress | None = None,
 ) -> GapAttribution:
     """Which norms the difference between batch and running statistics enters at. Changes nothing.
@@ -52,12 +54,13 @@ def attribute_gap(
                       that use the batch may hide it.
 
     The first ``max_batches`` are kept in memory, so that each pass sees the same.
+    ``forward(model, batch)`` is for batches of another form than ``diagnose`` reads.
     """
     for name, given, known in (("method", method, METHODS), ("swap", swap, SWAPS)):
         if given not in known:
             raise OptionError(f"Unknown {name} {given!r}. {nearest(str(given), known)}")
     sites = _switchable(norms_of(model, where))
-    kept = list(each_batch(batches, model, max_batches))
+    kept = list(each_batch(batches, model, max_batches, forward))
     ordered = _in_order(model, sites, kept[:1])
     measure = _Measure(model, kept, loss, progress)
     if method == "esm":

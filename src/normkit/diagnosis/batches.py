@@ -21,12 +21,15 @@ from normkit.inspection.batches import (
     samples_in,
     some_of,
 )
+from normkit.inspection.calling import Call, Forward, images_in
+from normkit.inspection.quiet import refuse_meta
 
 Loss = Callable[[Any, Any], Any]
 NO_TARGET = object()
 HINT = (
     "Batches are expected as (inputs, target), inputs alone, or a mapping of keyword arguments; "
-    "inputs as a tensor, or a tuple or mapping of arguments."
+    "inputs as a tensor, or a tuple or mapping of arguments. For others try "
+    "forward=lambda model, batch: …"
 )
 
 
@@ -43,29 +46,37 @@ class Batch:
         return samples_in(self.inputs)
 
 
-def read_batch(given: Any) -> Batch:
+def read_batch(given: Any, model: nn.Module | None = None, forward: Forward | None = None) -> Batch:
     """A tensor, (inputs, target), or a mapping of keyword arguments.
 
     The loss gets the second part of a pair, or the rest as a tuple if there is more. A loss for
-    batches that are no pairs gets the batch itself.
+    batches that are no pairs gets the batch itself. The whole batch is for ``forward``, if any.
     """
-    inputs = inputs_of(given)
-    if isinstance(given, tuple | list):
+    inputs = inputs_of(given, model)
+    images = None if model is None else images_in(model, inputs)
+    if forward is not None or images is not None:
+        batch = inputs if forward is None else given
+        inputs = Call(forward or run, batch, None if images is None else len(images))
+    if isinstance(given, tuple | list) and images is not given:
         rest = given[1:]
         return Batch(inputs, NO_TARGET if not rest else rest[0] if len(rest) == 1 else tuple(rest))
     return Batch(inputs, given if isinstance(given, Mapping) else NO_TARGET)
 
 
 def each_batch(
-    batches: Iterable[Any], model: nn.Module, most: int | None = None
+    batches: Iterable[Any],
+    model: nn.Module,
+    most: int | None = None,
+    forward: Forward | None = None,
 ) -> Iterator[Batch]:
     """The batches on the model's device, at most ``most``; none at all is an error."""
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise OptionError(f"max_batches expects a number of at least 1 or None, got {most!r}.")
     refuse_no_batches(batches)
+    refuse_meta(model)
     device = device_of(model)
     for given in some_of(islice(batches, most)):
-        yield read_batch(moved(given, device))
+        yield read_batch(moved(given, device), model, forward)
 
 
 def output_of(model: nn.Module, batch: Batch, number: int) -> Any:

@@ -17,6 +17,7 @@ from normkit.diagnosis.watching import Watch
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import Site, select, survey, undisturbed
 from normkit.inspection.batches import naming
+from normkit.inspection.calling import Forward
 from normkit.inspection.keeping import running_of
 from normkit.inspection.quiet import refuse_lazy
 
@@ -35,16 +36,17 @@ def collect(
     max_batches: int | None = None,
     samples: int = SAMPLES,
     start: Mapping[str, Tensor] | None = None,
+    forward: Forward | None = None,
     progress: Progress | None = None,
 ) -> Measurements:
     """What the norms of a model are given and give, measured in eval mode. Changes nothing.
 
-    ``batches`` are tensors, pairs (inputs, target) or mappings of keyword arguments; ``measures``
-    some of ``MEASURES``, all by default; ``where`` chooses norms as ``select`` does. ``start``, a
-    state_dict of the untrained model, is what drift is measured from. ``mode="progressive"``
-    gives every norm the exact statistics of its own input before those above it are measured: the
-    ESM of a layer is then its own, without what comes from below. That takes a pass for each norm
-    with running statistics, so an iterator is not enough.
+    ``batches`` are tensors, pairs (inputs, target) or mappings of keyword arguments, or anything
+    with ``forward(model, batch)``; ``measures`` some of ``MEASURES``, all by default; ``where``
+    chooses norms as ``select`` does. ``start``, a state_dict of the untrained model, is what drift
+    is measured from. ``mode="progressive"`` gives every norm the exact statistics of its own input
+    before those above it are measured: the ESM of a layer is then its own, without what comes from
+    below. That takes a pass for each norm with running statistics, so an iterator is not enough.
     """
     wanted = wanted_measures(measures)
     if mode not in MODES:
@@ -58,8 +60,8 @@ def collect(
     kept = {site.path: running_of(site.norm) for site in sites}
     with undisturbed(model):
         if mode == "progressive":
-            progressive(model, sites, batches, max_batches, progress)
-        watches, sizes = watched(model, sites, batches, wanted, samples, max_batches)
+            progressive(model, sites, batches, max_batches, forward, progress)
+        watches, sizes = watched(model, sites, batches, wanted, samples, max_batches, forward)
         return summed(watches, kept, sizes, wanted, start)
 
 
@@ -93,12 +95,13 @@ def watched(
     wanted: frozenset[str],
     samples: int,
     most: int | None,
+    forward: Forward | None = None,
 ) -> tuple[list[Watch], list[int]]:
     """Run the model on all batches; what the norms got, in the order of their first call."""
     order: dict[str, Watch] = {}
     sizes: list[int] = []
     with ExitStack() as stack:  # hooks go, whatever happens
-        for number, batch in enumerate(each_batch(batches, model, most), 1):
+        for number, batch in enumerate(each_batch(batches, model, most, forward), 1):
             if number == 1:
                 # which activation follows which norm is seen, not guessed
                 with naming(batch.inputs, number, HINT):

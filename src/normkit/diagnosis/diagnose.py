@@ -19,6 +19,7 @@ from normkit.diagnosis.findings.gathering import as_given
 from normkit.diagnosis.findings.layer import Layer
 from normkit.diagnosis.gap import GapAttribution
 from normkit.errors import NothingToDo, OptionError, nearest
+from normkit.inspection.calling import Forward
 
 BATCHES = 16
 
@@ -35,12 +36,15 @@ def diagnose(
     optimizer: torch.optim.Optimizer | None = None,
     attribution: str | None = "esm",
     max_batches: int = BATCHES,
+    forward: Forward | None = None,
 ) -> Diagnosis:
     """What is wrong with the norms of a model, why it matters, and what to do. Changes nothing.
 
     ``loader`` gives batches to evaluate on: tensors, pairs (inputs, target) or mappings of keyword
     arguments. The first ``max_batches`` are kept in memory, mixed, so that sorted data do no harm,
-    and run twice, on running statistics and on those of the batch.
+    and run twice, on running statistics and on those of the batch. Detectors get lists of images;
+    for batches of another form ``forward(model, batch)`` says what the model gets, such as
+    model(batch["image"]).
 
     What more is given decides more:
         loss          loss(output, target) of a batch; cross-entropy is tried without
@@ -74,6 +78,7 @@ def diagnose(
         ema_of=ema_of,
         optimizer=optimizer,
         max_batches=max_batches,
+        forward=forward,
     )
     gap = None if attribution is None else _gap(evidence, loss, attribution)
     return Diagnosis(

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normkit.diagnosis.findings.finding import SEVERITIES, Finding, Undecided, plural, rank_of
+from normkit.diagnosis.findings.finding import (
+    SEVERITIES,
+    Finding,
+    Undecided,
+    count,
+    named,
+    plural,
+    rank_of,
+)
 from normkit.diagnosis.gap import GapAttribution
 
 WIDTH = 96
@@ -91,8 +99,8 @@ class Diagnosis:
     def _basis(self) -> str:
         facts = self.facts
         return (
-            f"{len(self.layers)} norms, {facts.get('samples', 0)} samples in "
-            f"{facts.get('batches', 0)} batches"
+            f"{count(len(self.layers), 'norm')}, {count(facts.get('samples', 0), 'sample')} in "
+            f"{count(facts.get('batches', 0), 'batch')}"
         )
 
     # ---------------------------------------------------------------- files
@@ -144,7 +152,7 @@ def _in_words(number: int, finding: Finding) -> list[str]:
     from normkit.diagnosis.findings.examining import KINDS
 
     title = KINDS[finding.kind].title if finding.kind in KINDS else finding.kind
-    place = f" at {finding.path}" if finding.path else ""
+    place = f" at {named(finding.path)}" if finding.path else ""
     lines = [f"{number}. {finding.severity}: {title}{place} [{finding.kind}]"]
     lines += _wrapped(finding.said, "   ")
     lines += _wrapped(f"Why it matters: {finding.why}", "   ")

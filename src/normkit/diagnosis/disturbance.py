@@ -15,6 +15,7 @@ from normkit.diagnosis.batches import Loss, each_batch
 from normkit.diagnosis.collecting import norms_of
 from normkit.diagnosis.switching import losses_of
 from normkit.errors import NothingToDo, OptionError
+from normkit.inspection.calling import Forward
 from normkit.inspection.keeping import reader_of
 
 PER = ("channel", "layer")
@@ -105,16 +106,18 @@ def disturbance_test(
     where: Any = None,
     per: str = "channel",
     max_batches: int | None = BATCHES,
+    forward: Forward | None = None,
 ) -> Disturbance:
     """The loss in eval mode with disturbed statistics, mean over ``seeds`` draws. Changes nothing.
 
-    ``loss(output, target)`` as in ``attribute_gap``; it may as well be an error rate.
+    ``loss(output, target)``, which may as well be an error rate, and ``forward`` are as in
+    ``attribute_gap``.
     """
     if seeds < 1:
         raise OptionError(f"disturbance_test expects seeds ≥ 1, got {seeds!r}.")
     with disturbed(model, 0.0, where=where, per=per) as layers:  # refuses what cannot be done
         pass
-    kept = list(each_batch(batches, model, max_batches))
+    kept = list(each_batch(batches, model, max_batches, forward))
     plain = losses_of(model, kept, (), loss).mean
     found: dict[float, tuple[float, ...]] = {}
     for delta in deltas:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from normkit.diagnosis.batches import each_batch, output_of
 from normkit.inspection import Site
+from normkit.inspection.calling import Forward
 from normkit.inspection.keepers import Keeper, table_of
 from normkit.inspection.keeping import reader_of
 from normkit.inspection.tally import Pooling
@@ -24,6 +25,7 @@ def progressive(
     sites: Iterable[Site],
     batches: Iterable[Any],
     most: int | None = None,
+    forward: Forward | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write into each norm the statistics of all its inputs, in the order in which norms run.
@@ -33,19 +35,21 @@ def progressive(
     """
     readers = {site: reader_of(site.norm) for site in sites}
     kept = {site: reader for site, reader in readers.items() if reader is not None}
-    calls = _calls(model, list(kept), batches)
+    calls = _calls(model, list(kept), batches, forward)
     ordered = sorted((s for s in kept if s.path in calls), key=lambda s: list(calls).index(s.path))
     for done, site in enumerate(ordered):
         if progress is not None:
             progress(done, len(ordered))
-        pooling = _inputs(model, site, kept[site], calls[site.path], batches, most)
+        pooling = _inputs(model, site, kept[site], calls[site.path], batches, most, forward)
         assert pooling.total is not None
         kept[site].put(pooling.total)
     if progress is not None:
         progress(len(ordered), len(ordered))
 
 
-def _calls(model: nn.Module, sites: list[Site], batches: Iterable[Any]) -> dict[str, int]:
+def _calls(
+    model: nn.Module, sites: list[Site], batches: Iterable[Any], forward: Forward | None
+) -> dict[str, int]:
     """How often each norm is called for the first batch, in the order of the first calls."""
     calls: dict[str, int] = {}
 
@@ -57,7 +61,7 @@ def _calls(model: nn.Module, sites: list[Site], batches: Iterable[Any]) -> dict[
         for site in sites
     ]
     try:
-        for number, batch in enumerate(each_batch(batches, model, 1), 1):
+        for number, batch in enumerate(each_batch(batches, model, 1, forward), 1):
             output_of(model, batch, number)
     finally:
         for handle in handles:
@@ -72,6 +76,7 @@ def _inputs(
     calls: int,
     batches: Iterable[Any],
     most: int | None,
+    forward: Forward | None,
 ) -> Pooling:
     """Statistics of everything one norm gets."""
     pooling, left = Pooling(), 0
@@ -86,7 +91,7 @@ def _inputs(
 
     handle = site.module.register_forward_pre_hook(take, with_kwargs=True)
     try:
-        for number, batch in enumerate(each_batch(batches, model, most), 1):
+        for number, batch in enumerate(each_batch(batches, model, most, forward), 1):
             left = calls
             with suppress(_Enough):
                 output_of(model, batch, number)

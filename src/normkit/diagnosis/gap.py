@@ -97,13 +97,15 @@ class GapAttribution:
 
     def __str__(self) -> str:
         count, samples = len(self.batch.sizes), sum(self.batch.sizes)
+        batches = "1 batch" if count == 1 else f"{count} batches"
         said = [
             f"The loss is {self.train_loss:.4g} with batch statistics and {self.eval_loss:.4g} "
-            f"with running ones: a gap of {self.gap:.4g} ({count} batches, {samples} samples)."
+            f"with running ones: a gap of {self.gap:.4g} ({batches}, {samples} samples)."
         ]
         if not self.is_gap:
             return f"{said[0]}\nThat is no gap worth attributing."
         for path, share in list(self.shares.items())[:SHOWN]:
+            share = round(share, 2) + 0.0  # no −0 %
             said.append(f"{share:>7.0%} of the gap enters at {path or 'the model itself'}")
         if len(self.shares) > SHOWN:
             rest = sum(list(self.shares.values())[SHOWN:])

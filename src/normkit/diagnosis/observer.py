@@ -174,7 +174,8 @@ class Observer:
         alike: dict[Any, list[Tensor]] = {}
         for *_, value in self._waiting:
             if isinstance(value, Tensor):
-                alike.setdefault((value.device, value.dtype), []).append(value.reshape(()))
+                scalar = value.reshape(()) if value.dim() else value
+                alike.setdefault((value.device, value.dtype), []).append(scalar)
         numbers = {kind: iter(torch.stack(values).tolist()) for kind, values in alike.items()}
         for step, path, measure, value in self._waiting:
             if isinstance(value, Tensor):

@@ -23,6 +23,8 @@ class Observed(NamedTuple):
 def save(records: Sequence[Observed], path: str | Path) -> None:
     """Write records to a .csv or .parquet file, one row a number."""
     path = Path(path)
+    if path.suffix in (".csv", ".parquet"):  # a training is not to be lost for want of a directory
+        path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)

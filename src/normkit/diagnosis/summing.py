@@ -9,15 +9,9 @@ from torch import Tensor
 from normkit.core.moments import Moments
 from normkit.diagnosis.gating import is_frozen
 from normkit.diagnosis.measurements import Measurements, Record
-from normkit.diagnosis.measures import (
-    drift,
-    esm,
-    gradient_factor,
-    output_error,
-    stat_diff,
-    under_represented,
-)
-from normkit.diagnosis.measures.shift import wide
+from normkit.diagnosis.measures import gradient_factor, stat_diff, under_represented
+from normkit.diagnosis.measures.scale import drift_rms
+from normkit.diagnosis.measures.shift import esm_and_error, wide
 from normkit.diagnosis.standardizing import group_count
 from normkit.diagnosis.watching import Watch
 from normkit.inspection import Site
@@ -87,8 +81,7 @@ def numbers_of(
 def _of_shift(
     site: Site, running: Moments, expected: Moments, channels: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    shift = esm(running, expected)
-    error = output_error(running, expected, site.eps or 0.0)
+    shift, error = esm_and_error(running, expected, site.eps or 0.0)
     channels["output_error"] = error
     return {"esm_mean": shift.mean, "esm_std": shift.std, "output_error": error.mean()}
 
@@ -156,7 +149,7 @@ def drifts(site: Site, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
         key = f"{site.path}.{name}" if site.path else name
         last = name.rpartition(".")[2]
         if last in ("weight", "bias") and key in start and start[key].shape == parameter.shape:
-            found[f"{last}_drift"] = drift(parameter, start[key]).rms
+            found[f"{last}_drift"] = drift_rms(parameter, start[key])
     return found
 
 

@@ -47,7 +47,7 @@ class Watch:
     ) -> None:
         self.site, self.act, self.wanted, self.samples = site, act, wanted, samples
         self.norm = site.norm
-        self.reader = reader_of(self.norm)
+        self.reader = reader_of(self.norm, site.kind)
         self.kept = None if self.reader is None else self.reader.read()
         self.calls = 0
         self.channels = Pooling()  # mean and variance of each channel of the input

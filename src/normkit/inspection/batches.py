@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import NormkitError, NothingToDo, OptionError, ShapeError
+from normkit.inspection.calling import Call, images_in
 
 SHOWN = 3
+# of a model that is given what it does not expect
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
 
 def refuse_no_batches(batches: Any) -> None:
@@ -37,13 +40,16 @@ def some_of(batches: Iterable[Any]) -> Iterator[Any]:
         )
 
 
-def inputs_of(batch: Any) -> Any:
+def inputs_of(batch: Any, model: nn.Module | None = None) -> Any:
     """What of a batch is for the model.
 
     Of a tuple or list, as loaders give (inputs, target), the first part, which may itself be a
-    tuple or mapping of arguments; else all of it: a tensor, or a mapping of keyword arguments.
+    tuple or mapping of arguments; else all of it: a tensor, or a mapping of keyword arguments. A
+    list of nothing but images is no pair for a model that takes lists.
     """
     if not isinstance(batch, tuple | list):
+        return batch
+    if model is not None and images_in(model, batch) is not None:
         return batch
     if not batch:
         raise ShapeError("A batch is an empty tuple, expected a tensor or (inputs, target).")
@@ -58,10 +64,14 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from chain.from_iterable(tensors_in(part) for part in value.values())
     elif isinstance(value, tuple | list):
         yield from chain.from_iterable(tensors_in(part) for part in value)
+    elif isinstance(value, Call):
+        yield from tensors_in(value.batch)
 
 
 def samples_in(batch: Any) -> int:
     """How many samples there are: the length of the first tensor."""
+    if isinstance(batch, Call) and batch.samples is not None:
+        return batch.samples
     first = next(tensors_in(batch), None)
     return 1 if first is None or first.dim() == 0 else first.shape[0]
 
@@ -95,7 +105,7 @@ def naming(batch: Any, number: int, hint: str) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, NotImplementedError):
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+    except FAILURES as error:
         if isinstance(error, NormkitError) and not isinstance(error, ShapeError):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from normkit.inspection.calling import run
 from normkit.inspection.facts import facts_of
-from normkit.inspection.quiet import refuse_lazy, run, undisturbed, version
+from normkit.inspection.quiet import refuse_lazy, undisturbed, version
 from normkit.inspection.wrappers import refuse_wrapped
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -76,11 +76,12 @@ class Keeper:
 
     def read(self) -> Moments:
         """The buffers as mean and variance (1, K), whatever they hold: it may be below 0."""
-        found = {name: b.detach().to(widest(b.device)) for name, b in self.buffers.items()}
+        given = self.buffers.items()
+        found = {name: b.detach().to(widest(b.device), copy=True) for name, b in given}
         any_one = next(iter(found.values()))
         mean = found.get("running_mean", torch.zeros_like(any_one))
         second = found.get(self.second, torch.ones_like(any_one))
-        return Moments(mean[None].clone(), self.as_variance(mean, second)[None].clone(), 1)
+        return Moments(mean[None], self.as_variance(mean, second)[None], 1)
 
     def held(self) -> tuple[Tensor, Tensor]:
         """Mean and variance that the buffers hold now, (K,), in float64."""
@@ -95,9 +96,10 @@ class Keeper:
         """Statistics with the variance as it is stored: unbiased, as torch.nn does, or biased."""
         if not self.correction:
             return statistics
-        count = torch.as_tensor(statistics.count, device=statistics.mean.device)
-        factor = count / (count - self.correction).clamp(min=1)
-        return Moments(statistics.mean, statistics.var * factor, statistics.count)
+        count = statistics.count
+        less = count - self.correction
+        factor = count / (less.clamp(min=1) if isinstance(less, Tensor) else max(less, 1))
+        return Moments(statistics.mean, statistics.var * factor, count)
 
     def as_variance(self, mean: Tensor, second: Tensor) -> Tensor:
         """The variance, from what the second buffer holds."""

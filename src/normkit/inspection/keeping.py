@@ -101,13 +101,13 @@ def keeper_of(path: str, norm: nn.Module, kind: str) -> Keeper | None:
     return Keeper(path, norm, kind) if kind in AS_TORCH else None
 
 
-def reader_of(norm: nn.Module) -> Keeper | None:
+def reader_of(norm: nn.Module, kind: str | None = None) -> Keeper | None:
     """The keeper of a mean and a variance over samples; None if a norm keeps no such thing.
 
     A norm of no known kind is taken at the word of its buffers' names. Instance norms average over
     samples what they never pool, so theirs are left out; and lazy norms have none yet.
     """
-    kind = kind_of(norm) or "other"
+    kind = kind or kind_of(norm) or "other"
     if kind == "in":
         return None
     found = keeper_of("", norm, kind) or Keeper("", norm, kind)

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from normkit.inspection.calling import run
 from normkit.inspection.flow import Neighbours, out_channels
 from normkit.inspection.kinds import is_activation
-from normkit.inspection.quiet import refuse_lazy, run, undisturbed, version
+from normkit.inspection.quiet import refuse_lazy, undisturbed, version
 from normkit.inspection.tree import Node
 
 SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normkit.errors import ShapeError
+from normkit.errors import OptionError, ShapeError
 
 
 @contextmanager
@@ -18,10 +17,12 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode without gradients inside; outside nothing has happened, even after an error.
 
     Restores the mode of each module, the buffers and torch's random states bit for bit. The modes
-    are set as attributes: a ``train`` method that does more must not run.
+    are set as attributes: a ``train`` method that does more must not run. Modules that were
+    compiled in place run as they are written: compiled code does not run hooks that come later.
     """
     modules = list(model.modules())
     modes = [module.training for module in modules]
+    compiled = [(m, m._compiled_call_impl) for m in modules if m._compiled_call_impl is not None]
     buffers = [dict(module._buffers) for module in modules]
     tensors = [t for t in model.buffers() if not t.is_meta]
     values = [(t, t.detach().clone(), version(t)) for t in tensors]
@@ -35,8 +36,12 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         try:
             for module in modules:
                 module.training = False
+            for module, _ in compiled:
+                module._compiled_call_impl = None
             yield
         finally:
+            for module, code in compiled:
+                module._compiled_call_impl = code
             for module, mode, kept in zip(modules, modes, buffers, strict=True):
                 module.training = mode
                 module._buffers.clear()
@@ -46,18 +51,20 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                     tensor.copy_(value)
 
 
-def run(model: nn.Module, example: Any) -> Any:
-    """The model's output for an example: a tensor, positional or keyword arguments."""
-    if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple | list) else model(example)
-
-
 def refuse_lazy(model: nn.Module) -> None:
     """An error for a model whose first run would create its parameters."""
     lazy = (nn.UninitializedParameter, nn.UninitializedBuffer)
     if any(isinstance(t, lazy) for t in chain(model.parameters(), model.buffers())):
         raise ShapeError("The model has lazy layers. Run one batch through it first.")
+
+
+def refuse_meta(model: nn.Module) -> None:
+    """An error for a model that has shapes and no values."""
+    if any(t.is_meta for t in chain(model.parameters(), model.buffers())):
+        raise OptionError(
+            "The model is on the meta device, which has no values. Try model.to_empty(device=...) "
+            "and load its weights."
+        )
 
 
 def version(tensor: Tensor) -> int | None:

@@ -39,6 +39,8 @@ class Accumulation:
         self._stack: ExitStack | None = None
 
     def __enter__(self) -> Self:
+        if self._stack is not None:
+            raise OptionError("This accumulation is entered already. Use its step in one block.")
         self._stack = ExitStack()
         try:
             for norm in self.norms:
@@ -75,6 +77,11 @@ class Accumulation:
             raise OptionError("Call a step inside of 'with accumulate(model) as step:'.")
         if current() is not None:
             raise OptionError("A step cannot run inside of another one.")
+        if backward and not torch.is_grad_enabled():
+            raise OptionError(
+                "A step computes gradients, and they are switched off here (no_grad or inference "
+                "mode). Try backward=False for the loss alone."
+            )
         batches = list(micro_batches)
         shares = _shares(batches, weights)
         self._refuse()

@@ -56,6 +56,12 @@ def diverged(ward: Ward) -> Patient:
     )
 
 
+def overflowed(ward: Ward) -> Patient:
+    model, steps, _ = ward.host()
+    model.train()
+    return ward.patient(model, steps + ward.teach(model, epochs=1, rate=1e30))
+
+
 def average(ward: Ward) -> Patient:
     model, live, _ = moving_average(ward, buffers=False)
     return ward.patient(model, ema_of=live)
@@ -124,6 +130,12 @@ DISEASES = (
     ),
     Disease(
         "ranks apart", "rank-weights-differ", "One convolution was not synchronized.", diverged
+    ),
+    Disease(
+        "diverged training",
+        "weights-not-finite",
+        "An epoch with a learning rate of 1e30.",
+        overflowed,
     ),
     Disease(
         "ema without buffers",

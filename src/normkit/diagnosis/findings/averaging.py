@@ -61,14 +61,14 @@ def momenta(evidence: Evidence, known: Known) -> Iterator[Finding]:
 
 def _batches(momentum: float) -> str:
     number = averaged_batches(momentum)
-    return "the last batch" if number == 1 else f"the mean of {number:.2g} batches"
+    return "the last batch" if number < 1.05 else f"the mean of {number:.2g} batches"
 
 
 def unripe(evidence: Evidence, known: Known) -> Iterator[Finding]:
     left = {x: _left(x) for x in evidence.running() if x.path not in known.spoiled and x.learns}
     layers = [x for x, share in left.items() if share > START_LEFT and not x.fits(FITS)]
     if layers:
-        worst = max(layers, key=lambda layer: left[layer])
+        worst = max(layers, key=lambda layer: (left[layer], _known(layer.error)))
         yield UNRIPE.found(
             "serious" if left[worst] > MOSTLY else evidence.severity(layers),
             [x.path for x in layers],

@@ -46,8 +46,9 @@ LEFT_OUT = Kind(
 
 
 def poisoned(evidence: Evidence, known: Known) -> Iterator[Finding]:
-    layers = [x for x in evidence.layers if not finite(x.buffer("running_mean"))]
-    layers += [x for x in evidence.layers if not finite(x.buffer(x.second)) and x not in layers]
+    all_of = [x for x in evidence.layers if x.path not in known.spoiled]
+    layers = [x for x in all_of if not finite(x.buffer("running_mean"))]
+    layers += [x for x in all_of if not finite(x.buffer(x.second)) and x not in layers]
     if layers:
         paths = [layer.path for layer in layers]
         channels = sum(map(_poisoned_channels, layers))

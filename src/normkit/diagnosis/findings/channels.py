@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -77,7 +76,7 @@ def exploding(evidence: Evidence, known: Known) -> Iterator[Finding]:
     largest = {x: float(x.scale.abs().max()) for x in evidence.layers if x.scale is not None}
     start = {x: abs(float(getattr(x.norm, "scale_init", 1.0))) or 1.0 for x in largest}
     ratio = {x: largest[x] / max(start[x], 1.0) for x in largest}
-    layers = [x for x, value in ratio.items() if value > LARGE_SCALE or math.isnan(value)]
+    layers = [x for x, value in ratio.items() if value > LARGE_SCALE]
     if layers:
         worst = max(layers, key=lambda layer: ratio[layer])
         scale = worst.scale
@@ -99,7 +98,9 @@ def exploding(evidence: Evidence, known: Known) -> Iterator[Finding]:
 
 
 def swallowed(evidence: Evidence, known: Known) -> Iterator[Finding]:
-    share = {x: _swallowed(x) for x in evidence.layers if x.pools or x.frozen}
+    new = known.paths("untrained")  # weights as they are drawn are small in some recipes
+    chosen = [x for x in evidence.layers if (x.pools or x.frozen) and x.path not in new]
+    share = {x: _swallowed(x) for x in chosen}
     layers = [x for x, value in share.items() if value > MOSTLY]
     if layers:
         worst = max(layers, key=lambda layer: share[layer])

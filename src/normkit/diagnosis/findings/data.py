@@ -12,6 +12,7 @@ from torch import Tensor
 from normkit.core.moments import Moments
 from normkit.diagnosis.batches import Batch
 from normkit.inspection.batches import tensors_in
+from normkit.inspection.calling import Call
 from normkit.inspection.keepers import table_of
 from normkit.inspection.tally import Pooling
 
@@ -30,6 +31,7 @@ class Data:
     batch_size: int | None = None  # as a DataLoader says
     last_size: int | None = None  # of the last batch, if it is known
     samples: int | None = None  # in all
+    dataset: bool = False  # whether the loader has one, from which another can be made
 
 
 def data_of(batches: list[Batch], loader: Any, complete: bool) -> Data:
@@ -38,6 +40,8 @@ def data_of(batches: list[Batch], loader: Any, complete: bool) -> Data:
     for batch in batches:
         sizes.append(batch.size)
         x = next(tensors_in(batch.inputs), None)
+        if isinstance(batch.inputs, Call) and batch.inputs.samples is not None:
+            x = None  # images of several sizes are no batch
         if x is None or not x.is_floating_point() or x.dim() < 2 or x.numel() == 0:
             continue
         if pooling.total is None or pooling.total.mean.shape[1] == x.shape[1]:
@@ -57,6 +61,7 @@ def data_of(batches: list[Batch], loader: Any, complete: bool) -> Data:
         batch_size or (max(sizes) if sizes else None),
         last,
         samples,
+        hasattr(loader, "dataset"),
     )
 
 

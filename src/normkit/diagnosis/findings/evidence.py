@@ -61,6 +61,7 @@ class Evidence:
     ema_of: State | None = None
     optimizer: torch.optim.Optimizer | None = None
     measured: Measurements | None = None
+    nats: bool = False  # whether losses are cross-entropies of classes
 
     @property
     def loader(self) -> str:

@@ -30,6 +30,7 @@ Examiner = Callable[[Evidence, Known], Iterator[Finding]]
 # What is certain comes first, symptoms later: an examiner is told which norms have statistics
 # that an earlier one has found wrong for a cause, and does not report these again.
 EXAMINERS: tuple[Examiner, ...] = (
+    outcome.broken,
     *buffers.EXAMINERS,
     copies.averages,
     *stillness.EXAMINERS,

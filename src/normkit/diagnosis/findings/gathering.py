@@ -17,6 +17,7 @@ from normkit.diagnosis.findings.looking import Look, can_be_lost, look
 from normkit.diagnosis.findings.mixing import mixed
 from normkit.errors import NothingToDo, OptionError, ShapeError
 from normkit.inspection import survey
+from normkit.inspection.calling import Forward
 
 
 def gather(
@@ -30,15 +31,16 @@ def gather(
     ema_of: State | nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     max_batches: int = 16,
+    forward: Forward | None = None,
 ) -> Evidence:
     """Run the model on the data, in eval mode and on batch statistics. Changes nothing."""
     norms_of(model)  # refuses what cannot be looked into, and a model without norms
     _check(steps, optimizer)
     states = [_state("ranks", each) for each in ranks]
     average = None if ema_of is None else _state("ema_of", ema_of)
-    given, data = _read(model, loader, max_batches)
+    given, data = _read(model, loader, max_batches, forward)
     trained, train_data = (
-        ([], None) if train_loader is None else _read(model, train_loader, max_batches)
+        ([], None) if train_loader is None else _read(model, train_loader, max_batches, forward)
     )
     batches = mixed(given)
     losses = can_be_lost(loss, model, batches[0])
@@ -74,6 +76,7 @@ def gather(
         average,
         optimizer,
         collect(model, [as_given(batch) for batch in batches]),
+        nats=losses and loss is None,
     )
 
 
@@ -82,11 +85,13 @@ def as_given(batch: Batch) -> tuple[Any, ...]:
     return (batch.inputs,) if batch.target is NO_TARGET else (batch.inputs, batch.target)
 
 
-def _read(model: nn.Module, loader: Iterable[Any], most: int) -> tuple[list[Batch], Data]:
+def _read(
+    model: nn.Module, loader: Iterable[Any], most: int, forward: Forward | None
+) -> tuple[list[Batch], Data]:
     """At most so many batches, and what can be said about them; one more shows if these are all."""
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise OptionError(f"max_batches expects a number of at least 1, got {most!r}.")
-    found = list(each_batch(loader, model, most + 1))
+    found = list(each_batch(loader, model, most + 1, forward))
     complete = len(found) <= most
     batches = [batch for batch in found[:most] if batch.size]
     if not batches:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from normkit.core.moments import Moments
+from normkit.diagnosis.batches import NO_TARGET
 from normkit.diagnosis.findings.bounds import (
     ALIKE_RATIOS,
     FACTOR_OF_TWO,
@@ -70,7 +71,7 @@ def of_input(evidence: Evidence) -> Finding | None:
             where,
             f"The input has {facts}: a factor of {factor:.3g}.",
             worst="",
-            remedy=f"loader = [({back}, y) for x, y in loader]",
+            remedy=_rescaled(evidence, back),
             factor=factor,
             **numbers,
         )
@@ -101,7 +102,20 @@ def _affine(known: Moments, seen: Moments, factor: float) -> str:
     offset = float((known.mean - seen.mean / factor).mean())
     scale = float(known.var.mean().sqrt())
     scaled = f"x * {1 / factor:.4g}"
-    return scaled if abs(offset) < 0.1 * scale else f"{scaled} + {offset:.4g}"
+    sign = "+" if offset > 0 else "-"
+    return scaled if abs(offset) < 0.1 * scale else f"{scaled} {sign} {abs(offset):.4g}"
+
+
+def _rescaled(evidence: Evidence, code: str) -> str:
+    """The code of batches of the form given, with inputs on the scale of training."""
+    batch = evidence.batches[0]
+    if not isinstance(batch.inputs, Tensor):
+        return f"nk.calibrate(model, loader)  # or better, give the model {code}"
+    return (
+        f"loader = [{code} for x in loader]"
+        if batch.target is NO_TARGET
+        else f"loader = [({code}, y) for x, y in loader]"
+    )
 
 
 def scaled_layer(layer: Layer, evidence: Evidence) -> Finding | None:
@@ -110,19 +124,25 @@ def scaled_layer(layer: Layer, evidence: Evidence) -> Finding | None:
     if layer is not first or layer.own is None or layer.own.expected.total is None:
         return None
     assert layer.kept is not None
-    known = layer.kept.var[0].double().clamp(min=0).sqrt()
-    factor = common_factor(known, layer.own.expected.total.var[0].to(known.device).sqrt())
+    known, seen = layer.kept.var[0].double().clamp(min=0).sqrt(), layer.own.expected.total
+    factor = common_factor(known, seen.var[0].to(known.device).sqrt())
     if factor is None:
         return None
+    left = layer.distance(layer.kept, Moments(seen.mean / factor, seen.var / factor**2, seen.count))
+    shifted = left >= OFF  # an offset as well, which cannot be told from what a norm is given
     return SCALED.found(
         "serious",
         [layer.path],
         f"What {named(layer.path)}, the first norm, is given deviates {factor:.3g} times as much "
-        "as in training, in all channels alike.",
-        remedy=f"loader = [(x * {1 / factor:.4g}, y) for x, y in loader]",
+        "as in training, in all channels alike"
+        + (f"; divided by that it would still be off by {left:.2f}." if shifted else "."),
+        remedy="nk.calibrate(model, loader)  # or better, standardize the input as in training"
+        if shifted
+        else _rescaled(evidence, f"x * {1 / factor:.4g}"),
         missing="Give train_loader= to compare the inputs themselves.",
         factor=factor,
         output_error=layer.error,
+        output_error_scaled=left,
     )
 
 

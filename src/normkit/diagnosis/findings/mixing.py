@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from normkit.diagnosis.batches import NO_TARGET, Batch
 from normkit.inspection.batches import tensors_in
+from normkit.inspection.calling import Call
 
 SAMPLES = 32  # of a mixed batch, if the given ones are smaller
 VALUES = 1 << 24  # and as long as it has no more values than this
@@ -49,6 +51,8 @@ def _joined(parts: list[Any], starts: list[int], step: int) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat([part[s::step] for part, s in zip(parts, starts, strict=True)])
+    if isinstance(first, Call):
+        return replace(first, batch=_joined([part.batch for part in parts], starts, step))
     if isinstance(first, Mapping):
         return {name: _joined([part[name] for part in parts], starts, step) for name in first}
     if isinstance(first, tuple | list):
@@ -65,6 +69,8 @@ def _by_sample(batch: Batch) -> bool:
 def _cut(value: Any, size: int) -> bool:
     if isinstance(value, Tensor):
         return value.dim() > 0 and value.shape[0] == size
+    if isinstance(value, Call):
+        return value.samples is None and _cut(value.batch, size)
     if isinstance(value, Mapping):
         return all(_cut(each, size) for each in value.values())
     is_list = isinstance(value, tuple | list) and not hasattr(value, "_fields")
@@ -93,6 +99,8 @@ def halved(inputs: Any, size: int) -> Any | None:
 def _upto(value: Any, count: int) -> Any:
     if isinstance(value, Tensor):
         return value[:count]
+    if isinstance(value, Call):
+        return replace(value, batch=_upto(value.batch, count))
     if isinstance(value, Mapping):
         return {name: _upto(each, count) for name, each in value.items()}
     return tuple(_upto(each, count) for each in value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from normkit.layers.base import Normalizer
 from normkit.layers.bcn import BCN
 from normkit.layers.norm_act import NormAct
 
+ROUNDED = 1e-3
 POOLING = ("bn", "sync_bn", "split_bn", "iabn", "lazy_bn")  # kinds that use batch statistics
 
 
@@ -69,12 +71,13 @@ class NormFacts:
 
     @cached_property
     def at_start(self) -> bool:
-        """Whether its statistics are exactly what a new layer has."""
+        """Whether its statistics are what a new layer has, or one that such a layer became."""
         mean, second = self.buffer("running_mean"), self.buffer(self.second)
         if mean is None or second is None:
             return False
         start = getattr(self.norm, "second_start", 1.0)
-        return bool((mean == 0).all() and (second == start).all())
+        # no training leaves all means at exactly 0; a deviation of √(1 + eps) is a converted 1
+        return bool((mean == 0).all() and ((second - start).abs() <= ROUNDED).all())
 
     @cached_property
     def scale(self) -> Tensor | None:
@@ -86,11 +89,18 @@ class NormFacts:
     def affine_at_start(self) -> bool:
         """Whether γ and β, if any, are what a new layer has: then it was never trained.
 
-        Some recipes start the last γ of a residual block at 0.
+        γ is then the same in all channels, whatever it is: 1, 0 in the last norm of a residual
+        block in some recipes, or what makes up for a gate in a layer that was converted. A kernel
+        in place of γ is drawn between bounds, which training does not keep.
         """
-        start = float(getattr(self.norm, "scale_init", 1.0))
         bias, scale = getattr(self.norm, "bias", None), self.scale
-        new = scale is None or any(bool((scale == value).all()) for value in (start, 0.0))
+        # the option of bnet, and of ubn
+        if "torch" in (getattr(self.norm, name, None) for name in ("init", "affine_init")):
+            kernel: Tensor | None = getattr(self.norm, "weight", None)
+            bound = math.inf if kernel is None else 1 / math.sqrt(kernel[0].numel())
+            drawn = [t.detach() for t in (kernel, bias) if isinstance(t, Tensor)]
+            return all(bool((t.abs() <= bound).all()) for t in drawn)
+        new = scale is None or bool((scale == scale[:1]).all())
         return new and (not isinstance(bias, Tensor) or bool((bias == 0).all()))
 
     # ---------------------------------------------------------------- what it does

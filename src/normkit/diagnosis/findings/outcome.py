@@ -6,14 +6,24 @@ import math
 from collections.abc import Iterator
 
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, named
+from normkit.diagnosis.findings.finding import Finding, Kind, count, named
+from normkit.diagnosis.findings.inputs import ADAPTING
 from normkit.diagnosis.findings.known import Known
+from normkit.diagnosis.findings.norm_facts import finite
 
 NOT_FINITE = Kind(
     "output-not-finite",
     "The output of the model is not finite",
     "Running statistics are finite, so weights, data or an overflow in between are to blame.",
     "pytorch#88474",
+)
+BROKEN = Kind(
+    "weights-not-finite",
+    "Parameters of the model are infinite or NaN",
+    "Training has diverged, or gradients have overflowed: whatever is computed with them is NaN, "
+    "in both modes, and no statistics can repair it.",
+    "pytorch#88474",
+    spoils=True,
 )
 GAP = Kind(
     "train-eval-gap",
@@ -29,8 +39,29 @@ CONDENSED = Kind(
     "rest; learning slows down at the start. In a trained model it is no harm in itself.",
     "Wang et al. 2024 (ubn), section 3.2",
 )
+LESS_LIKELY = math.log(1.25)
+"""Rise of a cross-entropy at which the right class has lost a fifth of its probability, in the
+geometric mean. A loss near that of guessing cannot double, however much is lost."""
+
 ALIKE = 0.3
 """Mean cosine above which ubn calls features condensed."""
+
+
+def broken(evidence: Evidence, known: Known) -> Iterator[Finding]:
+    named_parameters = evidence.model.named_parameters()
+    bad = [name for name, parameter in named_parameters if not finite(parameter.detach())]
+    if bad:
+        yield BROKEN.found(
+            "serious",
+            [layer.path for layer in evidence.layers],
+            f"{count(len(bad), 'parameter')} of the model {'is' if len(bad) == 1 else 'are'} not "
+            f"finite, first {bad[0]}.",
+            worst="",
+            remedy="[m.reset_parameters() for m in model.modules() if hasattr(m, "
+            "'reset_parameters')]  # or better, load the last good checkpoint; and train with a "
+            "smaller learning rate, or gradients clipped",
+            parameters=len(bad),
+        )
 
 
 def output(evidence: Evidence, known: Known) -> Iterator[Finding]:
@@ -53,17 +84,28 @@ def gap(evidence: Evidence, known: Known) -> Iterator[Finding]:
         x.path: x.error_in_eval for x in evidence.running() if x.error_in_eval == x.error_in_eval
     }
     worst = max(errors, key=lambda path: errors[path]) if errors else ""
+    likely = found.difference if evidence.nats else 0.0
     yield GAP.found(
-        "warning" if ratio >= 2 else "note",
+        "warning" if ratio >= 2 or likely >= LESS_LIKELY else "note",
         [worst] if worst else [],
         f"The loss is {found.eval:.3g} in eval mode and {found.batch:.3g} with the statistics of "
         f"batches, on the same samples (standard error of the difference {found.error:.2g}).",
-        remedy=evidence.calibrating,
+        remedy=ADAPTING if _other_data(evidence) else evidence.calibrating,
         loss_eval=found.eval,
         loss_batch=found.batch,
         standard_error=found.error,
         samples=found.pairs,
     )
+
+
+def _other_data(evidence: Evidence) -> bool:
+    """Whether the statistics fit the training data and not these: then it is not for want of them.
+
+    Judged where they fit worst; a bound is not needed, since the loss has shown that it matters.
+    """
+    layers = [x for x in evidence.running() if not math.isnan(x.error_on_training)]
+    worst = max(layers, key=lambda x: 0.0 if math.isnan(x.error) else x.error, default=None)
+    return worst is not None and worst.error_on_training < worst.error / 2
 
 
 def condensed(evidence: Evidence, known: Known) -> Iterator[Finding]:
@@ -83,4 +125,4 @@ def condensed(evidence: Evidence, known: Known) -> Iterator[Finding]:
 
 
 EXAMINERS = (output, gap, condensed)
-KINDS = (NOT_FINITE, GAP, CONDENSED)
+KINDS = (BROKEN, NOT_FINITE, GAP, CONDENSED)

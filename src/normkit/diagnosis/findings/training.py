@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normkit.diagnosis.findings.bounds import FEW_IMAGES, FEW_VALUES, MANY_VALUES
-from normkit.diagnosis.findings.data import BATCHES, chance_of
+from normkit.diagnosis.findings.data import BATCHES, Data, chance_of
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import Finding, Kind, named, places
 from normkit.diagnosis.findings.known import Known
@@ -34,7 +34,6 @@ SORTED = Kind(
 )
 MANY = 5.0
 """Standard errors above 1: a ratio of variances has a long tail."""
-AGAIN = "train_loader = torch.utils.data.DataLoader(train_loader.dataset, train_loader.batch_size, "
 INDIFFERENT = ("batch_renorm",)  # kinds that are made for small batches
 
 
@@ -59,7 +58,7 @@ def _last(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
         f"{data.samples} samples in batches of {data.batch_size} leave 1 for the last"
         + (f": {places([x.path for x in alone])} will raise an error." if alone else "."),
         worst=alone[0].path if alone else "",
-        remedy=AGAIN + "shuffle=True, drop_last=True)",
+        remedy=_again(data),
         samples=data.samples,
         batch_size=data.batch_size,
         fails=bool(alone),
@@ -92,6 +91,17 @@ def _tiny(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
     )
 
 
+def _again(data: Data) -> str:
+    """The code of a loader that shuffles, and leaves out an incomplete batch."""
+    new, how = "train_loader = torch.utils.data.DataLoader(", "shuffle=True, drop_last=True)"
+    if data.dataset:
+        return f"{new}train_loader.dataset, train_loader.batch_size, {how}"
+    return (
+        "train_data = torch.utils.data.TensorDataset(*map(torch.cat, zip(*train_loader))); "
+        f"{new}train_data, {data.batch_size}, {how}"
+    )
+
+
 def _sorted(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
     data = evidence.train_data
     assert data is not None
@@ -104,7 +114,7 @@ def _sorted(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
         f"The means of {data.compared} batches vary {data.between:.1f} times as much as those of "
         f"random batches would; up to {bound:.1f} may be chance.",
         worst="",
-        remedy=AGAIN + "shuffle=True, drop_last=True)",
+        remedy=_again(data),
         between=data.between,
         bound=bound,
         batches=data.compared,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from normkit.core.moments import Moments
@@ -21,6 +22,7 @@ from normkit.core.precision import widest
 from normkit.errors import ShapeError
 
 Statistics = Moments | tuple[Tensor, Tensor]  # or a plain pair (mean, var), one entry a channel
+Pair = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class ESM(NamedTuple):
@@ -38,9 +40,7 @@ def esm(running: Statistics, expected: Statistics) -> ESM:
 
     Paper: Huang et al. 2022 (estimation shift), definition 2; without eps, as there.
     """
-    (mean, var), (true_mean, true_var) = _pair(running, expected)
-    shift = var.clamp(min=0).sqrt() - true_var.clamp(min=0).sqrt()
-    return ESM((mean - true_mean).norm(), shift.norm())
+    return _esm(_pair(running, expected))
 
 
 def output_error(running: Statistics, expected: Statistics, eps: float = 1e-5) -> Tensor:
@@ -50,12 +50,29 @@ def output_error(running: Statistics, expected: Statistics, eps: float = 1e-5) -
     variance σ̃². Unlike the ESM it has no unit, so layers can be compared: 1 means that the error
     is as large as the signal.
     """
-    (mean, var), (true_mean, true_var) = _pair(running, expected)
+    return _error(_pair(running, expected), eps)
+
+
+def esm_and_error(running: Statistics, expected: Statistics, eps: float) -> tuple[ESM, Tensor]:
+    """Both, where they are computed while a model trains."""
+    pair = _pair(running, expected)
+    return _esm(pair), _error(pair, eps)
+
+
+def _esm(pair: Pair) -> ESM:
+    (mean, var), (true_mean, true_var) = pair
+    shift = var.clamp(min=0).sqrt() - true_var.clamp(min=0).sqrt()
+    norm = torch.linalg.vector_norm  # Tensor.norm does the same after much Python
+    return ESM(norm(mean - true_mean), norm(shift))
+
+
+def _error(pair: Pair, eps: float) -> Tensor:
+    (mean, var), (true_mean, true_var) = pair
     scale, true_scale = (var + eps).rsqrt(), (true_var + eps).rsqrt()
     return true_var * (scale - true_scale).square() + ((true_mean - mean) * scale).square()
 
 
-def _pair(a: Statistics, b: Statistics) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _pair(a: Statistics, b: Statistics) -> Pair:
     first, second = mean_and_var(a), mean_and_var(b)
     if len({t.shape for t in (*first, *second)}) > 1:
         shapes = [tuple(t.shape) for t in (*first, *second)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from normkit.diagnosis.findings import bounds
-from normkit.diagnosis.report.text import escaped, number, percent
+from normkit.diagnosis.report.text import breaking, escaped, number, percent
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def bars(measure: Measure, values: Mapping[str, float]) -> str:
         bad = bound is not None and (value < bound if measure.below else not value <= bound)
         share = _clipped(length(value)) if math.isfinite(value) else 1.0
         rows.append(
-            f'<span class="path">{escaped(path or "(model)")}</span>'
+            f'<span class="path">{breaking(path or "(model)")}</span>'
             f'<span class="track"><span class="bar{" over" if bad else ""}" '
             f'style="display:block;width:{100 * share:.1f}%"></span>{mark}</span>'
             f'<span class="value">{measure.show(value)}</span>'

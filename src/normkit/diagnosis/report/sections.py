@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from normkit.diagnosis.findings.bounds import OFF, WRONG
@@ -68,10 +69,11 @@ def gap_shares(diagnosis: Diagnosis) -> str:
     how = (
         "by the loss with norms switched one by one" if gap.method == "swap" else "by output error"
     )
+    error = gap.standard_error  # not known from one batch
+    sure = "" if math.isnan(error) else f" (standard error {number(error)})"
     said = (
         f"The loss is {number(gap.eval_loss)} with running statistics and "
-        f"{number(gap.train_loss)} with those of batches: a gap of {number(gap.gap)}"
-        f" (standard error {number(gap.standard_error)})."
+        f"{number(gap.train_loss)} with those of batches: a gap of {number(gap.gap)}{sure}."
     )
     if not gap.is_gap:
         return (

@@ -11,6 +11,11 @@ def escaped(value: object) -> str:
     return html.escape(str(value), quote=True)
 
 
+def breaking(path: str) -> str:
+    """A path, escaped, that a narrow column breaks behind a point rather than within a name."""
+    return escaped(path).replace(".", ".<wbr>")
+
+
 def number(value: float | int | str | bool | None) -> str:
     """A number with three digits, escaped; words stay words."""
     if value is None:

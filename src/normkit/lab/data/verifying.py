@@ -6,10 +6,10 @@ import gzip
 import hashlib
 import json
 import os
-import tempfile
 import zlib
 from pathlib import Path
 
+from normkit.core.whole_files import write_text
 from normkit.lab.data.errors import CorruptData
 
 PIECE = 1 << 20
@@ -72,15 +72,6 @@ def _remembered() -> dict[str, list[object]]:
 
 def _remember(key: str, stamp: list[object]) -> None:
     try:
-        place = _memory()
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=place.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({**_remembered(), key: stamp}, file, indent=0)
-            os.replace(name, place)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_text(_memory(), json.dumps({**_remembered(), key: stamp}, indent=0))
     except (OSError, RuntimeError):
         return  # nowhere to remember it: it will be verified again

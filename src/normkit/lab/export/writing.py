@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from normkit.core.whole_files import save_whole, write_text
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.lab.experiment import Experiment
 from normkit.lab.export.comma_separated import csv_text
@@ -14,7 +15,6 @@ from normkit.lab.export.parquet import save_parquet
 from normkit.lab.export.tables import table
 from normkit.lab.results import Comparison, Result
 from normkit.lab.statistics import compare
-from normkit.lab.whole_files import save_whole, write_text
 
 PER = ("run", "epoch", "comparison")
 FORMATS = {"csv": ".csv", "parquet": ".parquet", "latex": ".tex"}  # and how files end

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit import __version__
+from normkit.core.whole_files import write_text
 from normkit.diagnosis.report.style import CSS
 from normkit.lab.experiment import Experiment
 from normkit.lab.report import costs, published, runs, settings, verdicts, words
@@ -26,7 +27,6 @@ from normkit.lab.report.styling import Look, looks
 from normkit.lab.report.trade import trade
 from normkit.lab.report.watched import watched
 from normkit.lab.results import Comparison, Result
-from normkit.lab.whole_files import write_text
 from normkit.models import require
 
 TEMPLATES = Path(__file__).parent / "templates"

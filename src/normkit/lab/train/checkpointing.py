@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from normkit.core.whole_files import save_whole
 from normkit.errors import NormkitError
-from normkit.lab.whole_files import save_whole
 
 EVERY = 30.0  # seconds between two files
 SHARE = 0.02  # of the time at most is spent on writing them

@@ -1,0 +1,45 @@
+"""Files that are complete or not there: written under another name, then renamed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+Save = Callable[[Path], object]
+
+
+def save_whole(path: str | os.PathLike[str], save: Save) -> Path:
+    """Let ``save`` write a file; its folder is made if there is none."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    save_all({target: save})
+    return target
+
+
+def save_all(files: Mapping[Path, Save]) -> None:
+    """Write several files, each with its function: they appear when all are complete."""
+    names = {path: _beside(path) for path in files}
+    try:
+        for path, save in files.items():
+            save(names[path])
+        mask = os.umask(0)
+        os.umask(mask)
+        for path, name in names.items():
+            name.chmod(0o666 & ~mask)  # some writers leave files that only their owner can read
+            os.replace(name, path)
+    finally:
+        for name in names.values():
+            name.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """UTF-8 with plain line ends on every system: a page's scripts are known by their hashes."""
+    return save_whole(path, lambda beside: beside.write_text(text, encoding="utf-8", newline="\n"))
+
+
+def _beside(path: Path) -> Path:
+    """In the same folder, for a file cannot be renamed from one file system to another; and a name
+    of its own, for processes of two machines that share a folder may have one number."""
+    return path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.{path.name}")

@@ -1,0 +1,114 @@
+"""Batches that are neither tensors nor pairs: mappings with classes in them, lists of images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import normkit as nk
+from normkit.diagnosis import collect, disturbance_test
+from normkit.errors import OptionError, ShapeError
+
+
+class Wrapped(nn.Module):
+    """Takes an image, and gives a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+        )  # fmt: skip
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.net(image)}
+
+
+class Detector(Wrapped):
+    """Takes images of several sizes, and cuts them to one."""
+
+    def forward(self, images: list[Tensor], targets: Any = None) -> list[Tensor]:  # type: ignore[override]
+        return list(self.net(torch.stack([image[:, :8, :8] for image in images])))
+
+
+def samples(count: int = 4) -> list[dict[str, Tensor]]:
+    one = [{"label": torch.randint(4, (16,)), "image": torch.randn(16, 3, 8, 8) + 1}]
+    return [{name: t.clone() for name, t in one[0].items()} for _ in range(count)]
+
+
+def of_image(model: nn.Module, batch: Any) -> Any:
+    return model(batch["image"])
+
+
+def loss(output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(output["logits"], batch["label"])
+
+
+def trained(model: Any) -> Any:
+    for _ in range(60):
+        model.net(torch.randn(16, 3, 8, 8) + 1)
+    return model
+
+
+def test_forward_is_used_for_every_pass() -> None:
+    model, batches = trained(Wrapped()), samples()
+    model.net[1].running_mean += 9
+    with pytest.raises(ShapeError, match="forward=lambda"):
+        nk.diagnose(model, batches)
+    found = nk.diagnose(
+        model, batches, forward=of_image, loss=loss, train_loader=batches, attribution="swap"
+    )
+    assert found.findings[0].kind == "stale-statistics"
+    assert found.gap is not None
+    assert found.gap.worst == "net.1"
+    assert found.facts["samples"] == 64
+
+
+def test_the_other_measurements_take_it_too() -> None:
+    model, batches = trained(Wrapped()), samples()
+    plain = [batch["image"] for batch in batches]
+    for mode in ("eval", "progressive"):
+        ours = collect(model, batches, mode=mode, forward=of_image)
+        assert ours.records == collect(model, plain, mode=mode).records
+    gap = nk.attribute_gap(model, batches, loss, method="swap", forward=of_image)
+    assert set(gap.shares) == {"net.1"}
+    found = disturbance_test(model, batches, loss, deltas=[0.5], seeds=1, forward=of_image)
+    assert found.layers == ("net.1",)
+
+
+@pytest.mark.parametrize("form", ["pairs", "images"])
+def test_a_detector_gets_lists_and_images_are_counted(form: str) -> None:
+    """A list of images was taken for positional arguments, and channels for images."""
+    model = trained(Detector())
+    lists = [[torch.randn(3, 8 + i, 9) + 1 for i in range(5)] for _ in range(4)]
+    batches = [(images, [{}] * 5) for images in lists] if form == "pairs" else lists
+    found = nk.diagnose(model, batches)
+    assert found.facts["samples"] == 20
+    assert [f.kind for f in found.findings if f.alarm] == []
+    done = nk.calibrate(model, batches)
+    assert done.statistics.images == 20
+    assert "20 images in 4 batches" in str(done)
+    stacked = torch.cat([torch.stack([i[:, :8, :8] for i in images]) for images in lists])
+    expected = model.net[0](stacked).mean((0, 2, 3))
+    torch.testing.assert_close(model.net[1].running_mean, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_lists_of_the_same_images_have_the_same_fingerprint() -> None:
+    model = trained(Detector())
+    images = [torch.randn(3, 8, 9 + i) for i in range(6)]
+    whole = nk.measure(model, [images])
+    parts = nk.measure(model, [images[3:], images[:3]])
+    assert whole.sources[0].fingerprint == parts.sources[0].fingerprint
+    with pytest.raises(OptionError, match="count twice"):
+        whole.merge(parts)
+    other = nk.measure(model, [[image + 1 for image in images]])
+    assert other.sources[0].fingerprint != whole.sources[0].fingerprint
+
+
+def test_a_model_on_meta_is_refused() -> None:
+    with pytest.raises(OptionError, match="meta device"):
+        nk.diagnose(Wrapped().to("meta"), [torch.randn(4, 3, 8, 8)])
