@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,15 @@ def read(path: Path) -> dict[str, Tensor]:
     if path.suffix == SAFETENSORS:
         library = require("safetensors.torch", "cli", str(path))
         try:
-            return dict(library.load_file(path))
+            return _state(library.load_file(path), path)
+        except OptionError:
+            raise
         except Exception as error:  # its error class is not a public name in all versions
             raise OptionError(f"{path} is no safetensors file: {first_line(error)}.") from error
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        # mapped: of a checkpoint with the state of an optimizer only the weights are read
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    except Exception as error:  # bytes that are no pickle may be taken for any instruction
         raise OptionError(
             f"{path} cannot be read as weights alone, and other content might run code. Expected "
             "what torch.save(model.state_dict(), path) writes, or .safetensors."
@@ -43,21 +46,48 @@ def read(path: Path) -> dict[str, Tensor]:
 
 def _state(found: Any, path: Path) -> dict[str, Tensor]:
     """The names and tensors in what was loaded."""
-    for name in NESTED:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
+    while isinstance(found, Mapping):
+        inner = [found[n] for n in NESTED if isinstance(found.get(n), Mapping) and found[n]]
+        if not inner:
+            break
+        found = inner[0]
     if not isinstance(found, Mapping) or not found:
         raise OptionError(f"{path} holds a {type(found).__name__}, expected names and tensors.")
     state = dict(found)
-    for prefix in PREFIXES:
-        if all(str(name).startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    while prefix := next((p for p in PREFIXES if all(str(n).startswith(p) for n in state)), None):
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
     return state
+
+
+def _is_zip(path: Path) -> bool:
+    """Whether it is of the form that can be mapped: not so before torch 1.6."""
+    return zipfile.is_zipfile(path)
+
+
+def _as_in(own: Iterable[str], given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names as the model has them, where one word before all of them is the difference.
+
+    The model may be a part of what was saved, as ``model.conv1`` of a training program, or have
+    what was saved as its only part.
+    """
+    names = set(own)
+    if names & given.keys():
+        return given
+    for around in {name.partition(".")[0] for name in names}:
+        inside = {f"{around}.{name}": value for name, value in given.items()}
+        if inside.keys() == names:
+            return inside
+    parts = [str(name).partition(".") for name in given]
+    alike = len({head for head, _, _ in parts}) == 1 and all(rest for _, _, rest in parts)
+    if not alike:
+        return given
+    return dict(zip((rest for _, _, rest in parts), given.values(), strict=True))
 
 
 def load(model: nn.Module, path: Path) -> None:
     """Give a model the weights of a file; if they do not fit it, an error and no change."""
-    given, own = read(path), model.state_dict()
+    own = model.state_dict()
+    given = _as_in(own, read(path))
     # old files have no counters of batches, and torch does not miss them
     missing = [k for k in own if k not in given and not k.endswith("num_batches_tracked")]
     shapes = [
@@ -65,13 +95,17 @@ def load(model: nn.Module, path: Path) -> None:
         for k, v in given.items()
         if k in own and _shape(v) != _shape(own[k])
     ]
+    unexpected = [k for k in given if k not in own]
     wrong = [
         *_some("missing", missing),
-        *_some("unexpected", [k for k in given if k not in own]),
+        *_some("unexpected", unexpected),
         *_some("of another shape", shapes),
     ]
     if wrong:
         hint = f"The model has {len(own)} tensors, the file {len(given)}."
+        if len(wrong) == 1 and unexpected:  # perhaps another, larger model: not for us to say
+            hint += " If the rest is to be left out, save {name: state[name] for name in model"
+            hint += ".state_dict()} first."
         raise OptionError(f"{path} does not fit the model: {'; '.join(wrong)}. {hint}")
     model.load_state_dict(given, strict=False)  # strict in all but the counters, see above
 

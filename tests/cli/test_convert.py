@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import normkit as nk
-from normkit import models
+from normkit import checkpoints, models
 
 Run = Callable[..., Any]
 
@@ -160,7 +160,10 @@ def test_files_are_readable_by_others(normkit: Run) -> None:
         assert Path(name).stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("form", ["plain", "nested", "wrapped", "compiled", "safetensors"])
+FORMS = ["plain", "zip", "nested", "deep", "wrapped", "compiled", "both", "part", "safetensors"]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_weights_in_many_forms(normkit: Run, weights: Path, form: str) -> None:
     state = torch.load(weights)
     forms: dict[str, Any] = {
@@ -168,15 +171,28 @@ def test_weights_in_many_forms(normkit: Run, weights: Path, form: str) -> None:
         "nested": {"epoch": 3, "state_dict": state},
         "wrapped": {f"module.{name}": value for name, value in state.items()},
         "compiled": {f"_orig_mod.{name}": value for name, value in state.items()},
+        "both": {"model": {f"_orig_mod.module.{name}": value for name, value in state.items()}},
+        "part": {"state_dict": {f"net.{name}": value for name, value in state.items()}},
+        "deep": {"model": {"epoch": 3, "state_dict": state}, "optimizer": {"state": {}}},
+        "zip": state,
     }
     file = f"given.{form}"
     if form == "safetensors":
-        save_file(state, file)
-    else:
-        torch.save(forms[form], file)
+        save_file({f"_orig_mod.{name}": value for name, value in state.items()}, file)
+    else:  # the form of torch before 1.6 is no zip file
+        torch.save(forms[form], file, _use_new_zipfile_serialization=form != "plain")
     ran = convert(normkit, "--weights", file, "--out", "new.pt")
     assert ran.status == 0, ran.err
     assert torch.equal(torch.load("new.pt")["1.running_mean"], state["1.running_mean"])
+
+
+def test_a_model_whose_only_part_is_called_module(tmp_path: Path) -> None:
+    """The word of a wrapper was taken away although the model has it, too."""
+    model = nn.ModuleDict({"module": nn.Linear(2, 2)})
+    torch.save({name: value + 1 for name, value in model.state_dict().items()}, tmp_path / "a.pt")
+    expected = model["module"].weight.detach() + 1
+    checkpoints.load(model, tmp_path / "a.pt")
+    assert torch.equal(model["module"].weight, expected)
 
 
 def test_old_weights_without_counters(normkit: Run, weights: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import normkit as normkit_package
+from normkit.cli import main
 
 Run = Callable[..., Any]
 OUT = ("--out", "new.safetensors")
@@ -141,7 +142,7 @@ class Harmful:
 
 @pytest.mark.parametrize("name", ["given.pt", "given.safetensors"])
 def test_weights_that_are_no_weights(normkit: Run, name: str) -> None:
-    for content in (b"", b"nonsense" * 9, None):
+    for content in (b"", b"nonsense" * 9, b"hello" * 99, None):
         if content is None:
             torch.save({"0.weight": Harmful()}, name)
         else:
@@ -215,3 +216,11 @@ def test_python_m(nets: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert "2 of 2 norms" in ran.stdout
+
+
+def test_a_reader_that_stops_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, spoken = os.pipe()
+    os.close(heard)
+    with os.fdopen(spoken, "w") as nobody:
+        monkeypatch.setattr(sys, "stdout", nobody)
+        assert main(["list"]) == 0

@@ -298,6 +298,7 @@ def test_old_checkpoints_load_into_the_converted_model() -> None:
     [
         (("ubm",), {}, UnknownName, "no target 'ubm'. Did you mean 'ubn'"),
         (("torchbn",), {}, UnknownName, "Did you mean 'torch_bn'"),
+        (("GN",), {}, UnknownName, "Did you mean 'gn'"),
         (("ws",), {}, UnknownName, "normkit.standardize"),
         ((nn.Conv2d,), {}, UnknownName, "Conv2d is no layer"),
         ((7,), {}, UnknownName, "no target 7"),
@@ -381,3 +382,23 @@ def test_a_norm_that_is_also_held_elsewhere_is_found_out() -> None:
     with pytest.raises(OptionError, match=r"norm: .* no submodule"):
         convert(model, "gn", example=images())
     assert portrait(model) == before
+
+
+def test_a_norm_that_a_list_holds_too_is_told_of() -> None:
+    """Without an example nothing else would say that the old layer is still called."""
+
+    class Listing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+            self.steps = [self.conv, self.norm]
+
+        def forward(self, x: Tensor) -> Tensor:
+            for step in self.steps:
+                x = step(x)
+            return x
+
+    plan = plan_conversion(nn.Sequential(Listing()), "gn", example=False)
+    assert "0.norm in 0.steps" in str(plan)
+    assert "0.norm in 0.steps" in plan.apply().note
+    assert "in 0.steps" in str(nk.recipes.ubn(nn.Sequential(Listing()), example=False))

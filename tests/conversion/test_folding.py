@@ -493,3 +493,30 @@ def test_a_result_that_differs_is_not_given_out() -> None:
     with pytest.raises(NormkitError, match="differs by"):
         plan.apply()
     assert type(model.bn) is nn.BatchNorm2d
+
+
+def test_a_model_that_blows_up_last_digits_is_folded() -> None:
+    """In float32 it differs by more than rounding usually explains; in float64 it does not."""
+
+    class Touchy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(1e4 * self.norm(self.conv(x)))
+
+    model = Touchy().eval()
+    model.norm.running_mean.normal_()
+    plan = plan_fold(model, example=torch.randn(2, 3, 9, 9))
+    folded = plan.apply()
+    assert isinstance(folded.norm, nn.Identity)
+    assert plan.difference > 1e-5
+
+
+def test_a_model_that_cannot_be_copied() -> None:
+    """As of timm's LeViT after a forward with gradients."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    model.cache = model[0].weight * 2
+    with pytest.raises(NormkitError, match="no_grad"):
+        fold(model, example=torch.randn(2, 3, 9, 9))

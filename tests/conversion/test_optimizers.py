@@ -85,6 +85,35 @@ def test_what_means_the_same_is_the_same_parameter() -> None:
     assert not torch.equal(model.shared.weight, old)
 
 
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_undo_after_training_brings_momentum_back(
+    steps_before: int, make: Callable[[Any], Optimizer]
+) -> None:
+    """The values of shared parameters came back, and the momentum of later steps stayed."""
+    model = trained(Net())
+    optimizer = make(model.parameters())
+    stepped(model, optimizer, steps_before)
+    norms = [p for m in (model.stem[1], model.bn, model.shared, model.flat) for p in m.parameters()]
+    ids = set(map(id, norms))
+    memory = {key: value for key, value in state(optimizer).items() if key in ids}
+    plan = plan_conversion(model, "gn", optimizer=optimizer)
+    plan.apply(images())
+    assert all(any(p is q for q in model.parameters()) for p in norms)
+    stepped(model, optimizer)
+    with pytest.warns(UserWarning, match="have been trained since"):
+        plan.undo()
+    assert {key: value for key, value in state(optimizer).items() if key in ids} == memory
+    stepped(model, optimizer)
+
+
+def test_new_parameters_that_no_optimizer_knows_are_told_of() -> None:
+    model = trained(Net())
+    assert "are new: make the optimizer" in plan_conversion(model, "ubn").apply(images()).note
+    model = trained(Net())
+    assert plan_conversion(model, "gn").apply(images()).note == ""  # the parameters are the same
+
+
 def test_what_means_something_else_starts_anew() -> None:
     """rbn divides its weight by the gate: the momentum of the old one has another scale."""
     model = trained(Net())
@@ -97,7 +126,8 @@ def test_what_means_something_else_starts_anew() -> None:
     assert optimizer.state[bias]["momentum_buffer"] is buffer
     assert model.flat.weight not in optimizer.state
     assert certificate.note == (
-        "SGD: 4 parameter(s) added, 0 of them with the state of the one before, 1 removed."
+        "SGD: 1 norm parameter(s) stay as they are; 4 added, 0 of them with the state of the one "
+        "before; 1 removed."
     )
 
 
@@ -108,7 +138,7 @@ def test_momentum_goes_on_where_an_edit_names_the_role() -> None:
     old = optimizer.state[model.flat.weight]["exp_avg"].clone()
     new = nk.GN(8)
     edit = ReplaceModule("flat", new, roles={"weight": "weight"})
-    Plan.of(model, [edit], [], optimizer=optimizer).apply(images())
+    Plan(model, [edit], [], optimizer=optimizer).apply(images())
     assert torch.equal(optimizer.state[new.weight]["exp_avg"], old)
     assert optimizer.state[new.weight]["step"] == 2
     assert new.bias not in optimizer.state
@@ -143,7 +173,7 @@ def test_parameters_without_a_predecessor_join_the_first_group() -> None:
     model = trained(Net())
     optimizer = SGD(model.parameters(), lr=0.1)
     norm = nk.BN(3)
-    plan = Plan.of(model, [AddInputNorm(norm), Standardize("conv", "wn")], [], optimizer=optimizer)
+    plan = Plan(model, [AddInputNorm(norm), Standardize("conv", "wn")], [], optimizer=optimizer)
     plan.apply(images())
     assert everything(optimizer) == {id(p) for p in model.parameters()}
 
@@ -181,3 +211,55 @@ def test_an_error_leaves_the_optimizer_alone() -> None:
         convert(model, "gn", example=images(), optimizer=optimizer)
     assert held(optimizer) == before
     assert state(optimizer) == memory
+
+
+class Outer(SGD):
+    """An optimizer around another one, with the same groups or with its own."""
+
+    def __init__(self, params: Any, own: bool) -> None:
+        super().__init__(params, lr=0.1)
+        self.inner = SGD([p for group in self.param_groups for p in group["params"]], lr=0.1)
+        if not own:
+            self.inner.param_groups = self.param_groups
+
+
+def test_an_optimizer_inside_another_one() -> None:
+    """ZeroRedundancyOptimizer went on to train the parameters that had left the model."""
+    model = trained(Net())
+    with pytest.raises(OptionError, match="after the conversion"):
+        plan_conversion(model, "ubn", optimizer=Outer(model.parameters(), own=True))
+    alike = Outer(model.parameters(), own=False)
+    convert(model, "ubn", example=images(), optimizer=alike)
+    assert everything(alike.inner) == {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("target", ["ubn", "rbn", "bnet", "bcn", "sn"])
+def test_groups_stay_what_param_groups_makes_of_the_new_model(target: str) -> None:
+    """Gates, shifts and kernels came to the scales, and so were trained a hundred times slower."""
+    model = trained(Net())
+    optimizer = SGD(nk.param_groups(model, 0.1, 1e-4), momentum=0.9)
+    convert(model, target, example=images(), optimizer=optimizer)
+    wanted = {group["name"]: group for group in nk.param_groups(model, 0.1, 1e-4)}
+    for group in optimizer.param_groups:
+        expected = {id(p) for p in wanted[group["name"]]["params"]} if group["params"] else set()
+        assert {id(p) for p in group["params"]} == expected
+
+
+def test_a_norm_of_the_input_joins_the_scales() -> None:
+    model = trained(Net())
+    optimizer = SGD(nk.param_groups(model, 0.1, 1e-4), momentum=0.9)
+    nk.recipes.scaled_bn(model, optimizer=optimizer).apply(images())
+    groups = {id(p): g["name"] for g in optimizer.param_groups for p in g["params"]}
+    assert groups[id(model.input_norm.weight)] == "scales"
+    assert groups[id(model.input_norm.bias)] == "not_decayed"
+
+
+def test_new_parameters_take_the_rate_of_the_old_shift() -> None:
+    model = trained(Net())
+    scales = [m.weight for m in (model.stem[1], model.bn, model.shared, model.flat)]
+    ids = set(map(id, scales))
+    rest = [p for p in model.parameters() if id(p) not in ids]
+    optimizer = SGD([{"params": rest}, {"params": scales, "lr": 0.001}], lr=0.1)
+    convert(model, "rbn", example=images(), optimizer=optimizer)
+    slow = {id(p) for p in optimizer.param_groups[1]["params"]}
+    assert slow == {id(m.weight) for m in (model.stem[1], model.bn, model.shared, model.flat)}

@@ -112,7 +112,7 @@ def test_plans_from_edits() -> None:
     ]
     steps = [Step("stem.1", "BatchNorm2d(8)", "GN(8)")]
     before, x = portrait(model), images()
-    plan = Plan.of(model, edits, steps, title="recipe")
+    plan = Plan(model, edits, steps, title="recipe")
     assert portrait(model) == before
     assert not plan.exact
     assert "Besides:\n  stem.1.weight gets new values" in str(plan)
@@ -130,7 +130,7 @@ def test_the_certificate_compares_layers_as_they_are_in_the_end() -> None:
     """A recipe converts first and then sets values: both belong to the layer's difference."""
     model = nn.Sequential(trained(nn.BatchNorm2d(3))).eval()
     (first,) = plan_conversion(model, "bn").edits
-    plan = Plan.of(model, [first, SetTensor("0.weight", 0.0)], [])
+    plan = Plan(model, [first, SetTensor("0.weight", 0.0)], [])
     x = images()
     old = model(x)
     certificate = plan.apply(x)

@@ -222,15 +222,18 @@ def test_models_without_blocks_are_refused(recipe: str) -> None:
         (lambda m: recipes.xbn(m, norm="bn"), UnknownName, "xbn got norm='bn'"),
         (lambda m: recipes.xbn(m, every=9), OptionError, "every=9, and ResNet has 8 blocks"),
         (lambda m: recipes.xbn(m, every=True), OptionError, "every to be a positive integer"),
+        (lambda m: recipes.xbn(m, groups=0), OptionError, "groups to be a positive integer"),
         (lambda m: recipes.xbn(m, stem="gn"), OptionError, "xbn got stem='gn'"),
         (lambda m: recipes.xbn(m, eeps=1), OptionError, "no option 'eeps'"),
         (lambda m: recipes.ubn(m, start="dirak"), OptionError, "Did you mean 'dirac'"),
         (lambda m: recipes.ubn(m, taw=1), OptionError, "no option 'taw'"),
         (lambda m: recipes.scaled_bn(m, 0), OptionError, "scale above 0 and up to 1, got 0"),
         (lambda m: recipes.scaled_bn(m, 1.5), OptionError, "got 1.5"),
+        (lambda m: recipes.scaled_bn(m, "0.1"), OptionError, "got '0.1'"),
         (lambda m: recipes.micro_batch(m, "bn"), UnknownName, "micro_batch got norm='bn'"),
         (lambda m: recipes.micro_batch(m, variant="p"), OptionError, "variant='p'"),
         (lambda m: recipes.micro_batch(m, "gn", update_rate=0.1), OptionError, "update_rate with"),
+        (lambda m: recipes.micro_batch(m, update_rate=-1), OptionError, "update_rate above 0"),
         (lambda m: recipes.micro_batch(m, groups=48), OptionError, "bn1: BCN expects channels"),
         (lambda m: recipes.bgn(m), OptionError, "either batch_size"),
         (lambda m: recipes.bgn(m, 8, groups=8), OptionError, "either batch_size"),
@@ -405,7 +408,9 @@ def test_xbn_lowers_groups_that_do_not_divide() -> None:
     assert {m.groups for m in found.values()} == {16}  # 32, 96, 144, ... 960 channels
     with torch.device("meta"):
         other = torchvision.models.mobilenet_v2()
-    recipes.xbn(other, groups=64, stem="bn").apply()
+    plan = recipes.xbn(other, groups=64, stem="bn")
+    assert "groups=64 does not divide 96, 144 channels: it becomes 32, 16 there." in str(plan)
+    plan.apply()
     groups = {m.channels: m.groups for m in other.modules() if isinstance(m, GN)}
     assert groups == {32: 32, 96: 32, 144: 16, 192: 64, 384: 64, 576: 64, 960: 64}
 
@@ -444,7 +449,9 @@ def test_micro_batch_leaves_what_predicts() -> None:
 
 def test_micro_batch_asks_for_the_rate() -> None:
     model = Tiny()
-    recipes.micro_batch(model).apply(example=False)
+    plan = recipes.micro_batch(model)
+    assert "follow_learning_rate" in str(plan)
+    plan.apply(example=False)
     with pytest.raises(OptionError, match="follow_learning_rate"):
         model.train()(torch.rand(1, 3, 9, 9))
 

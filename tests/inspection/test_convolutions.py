@@ -236,6 +236,30 @@ def test_modes_change_without_calling_train() -> None:
     assert model.calls == 0
 
 
+def test_buffers_that_grow_are_what_they_were() -> None:
+    class Observer(nn.Module):
+        """As those that prepare a model for quantization."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.empty(0))
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.resize_(3).fill_(x.mean())
+            self.count += 1
+            return x
+
+    model = Observer()
+    before = model.seen
+    with undisturbed(model):
+        model(torch.ones(2))
+        assert model.seen.shape == (3,)
+    assert model.seen is before
+    assert model.seen.shape == (0,)
+    assert model.count == 0
+
+
 def test_what_cannot_be_looked_at_is_refused_in_words() -> None:
     lazy = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())
     with pytest.raises(ShapeError, match="one batch"):

@@ -78,6 +78,12 @@ def test_every_path_of_a_shared_norm_counts() -> None:
     assert [s.path for s in select(found, "b.*")] == ["a.0"]
 
 
+def test_a_class(resnet: Survey) -> None:
+    wanted = [site.path for site in resnet if type(site.module) is nn.BatchNorm2d]
+    assert [site.path for site in select(resnet, nn.BatchNorm2d)] == wanted
+    assert 0 < len(wanted) < len(resnet)
+
+
 @pytest.mark.parametrize(
     ("where", "words"),
     [
@@ -85,6 +91,8 @@ def test_every_path_of_a_shared_norm_counts() -> None:
         ("layr1.0.bn1", r"nearest: layer1\.0\.bn1"),
         ("!layer9", "'layer9' fits none"),
         ("kind:in", "Its kinds: bn, gn"),
+        ("bn", "Try where='kind:bn'"),
+        (nn.LayerNorm, "LayerNorm'> fits none"),
         ("third", "It has 8 blocks, with up to 2 norms each"),
         ("every:9", "every:9"),
         (("stem", "second"), r"\('stem', 'second'\) fits none"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from normkit.models import require
 
@@ -21,7 +21,12 @@ def console(stderr: bool = False) -> Console:
     made: Console = rich.Console(stderr=stderr, highlight=False, soft_wrap=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made = rich.Console(stderr=stderr, highlight=False, width=WIDE)
+    made.on_broken_pipe = _nobody_reads  # type: ignore[method-assign]  # rich exits with 1
     return made
+
+
+def _nobody_reads() -> NoReturn:
+    raise BrokenPipeError
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

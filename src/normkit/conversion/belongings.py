@@ -28,6 +28,11 @@ ITS_OWN = {
 }  # fmt: skip
 
 
+def is_hooked(module: nn.Module | None) -> bool:
+    """Whether something of others runs when the module does."""
+    return module is not None and any(len(vars(module)[name] or ()) for name in RUNNING)
+
+
 def carried_hooks(module: nn.Module) -> tuple[str, ...]:
     """The hooks that ReplaceModule hands over, in words."""
     count = sum(len(vars(module)[name] or ()) for name in RUNNING)

@@ -19,7 +19,8 @@ from normkit.conversion.measuring import (
     measure_sensitivity,
 )
 from normkit.conversion.probing import Probe, probes
-from normkit.conversion.replacing import ReplaceModule, same
+from normkit.conversion.replacing import ReplaceModule
+from normkit.conversion.values import same
 from normkit.errors import OptionError
 
 Tensors = dict[str, Tensor]
@@ -73,7 +74,12 @@ def look_before(model: nn.Module, edits: tuple[Edit, ...], example: object) -> B
             return probe
         tried.append(probe.text)
         try:
-            return measure_before(model, replacements(edits), final, probe)
+            found = measure_before(model, replacements(edits), final, probe)
+            if _has_numbers(found.output):
+                return found
+            complaint = " The last one gave no finite number."
+            if probe.given:
+                return Probe(None, f"the model gives no finite number for {probe.text}")
         except LayerFailed as error:  # perhaps the input is too small: another may do
             failed = error
         except Exception as error:
@@ -135,6 +141,11 @@ def look_after(
         if sensitivity >= SIMILAR * after.difference:
             return replace(found, notes=(*notes, said))
     return found
+
+
+def _has_numbers(output: list[Tensor]) -> bool:
+    """Whether there is anything to compare: where all is NaN, any two models agree."""
+    return not output or any(bool(t.isfinite().any()) for t in output)
 
 
 def _said(error: Exception) -> str:

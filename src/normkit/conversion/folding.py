@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from normkit.conversion.absorbing import refusal
-from normkit.conversion.belongings import RUNNING
+from normkit.conversion.belongings import is_hooked
 from normkit.conversion.fixed_maps import fixed_map
 from normkit.conversion.fold_plan import FoldPlan
 from normkit.conversion.pairing import Pair, pairs_of
@@ -72,10 +72,10 @@ def _refusal(model: nn.Module, site: Site, pair: Pair, owners: Counter[int], com
     found = fixed_map(site, pair.axes)
     if isinstance(found, str):
         return found
-    if any(len(vars(site.module)[hooks] or ()) for hooks in RUNNING):
+    if is_hooked(site.module):
         return "it has hooks that see its output"
     layer = model.get_submodule(pair.layer)
-    if any(len(vars(layer)[hooks] or ()) for hooks in RUNNING):
+    if is_hooked(layer):
         return f"{pair.layer} has hooks that see its output"
     if any(owners[id(p)] > 1 for p in layer._parameters.values() if p is not None):
         return f"{pair.layer} shares its weight or bias with another layer"

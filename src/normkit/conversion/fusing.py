@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, nn
 
-from normkit.errors import NothingToDo
-from normkit.inspection import refuse_wrapped
+from normkit.conversion.belongings import is_hooked
+from normkit.conversion.certificate import rounding
+from normkit.conversion.differing import difference, leaves
+from normkit.conversion.execution import SIMILAR, UNTOUCHED
+from normkit.conversion.full_precision import full_precision
+from normkit.conversion.fused_forward import use_graph
+from normkit.conversion.fused_graph import ACTIVATIONS, fused_graph
+from normkit.conversion.measuring import measure_sensitivity
+from normkit.conversion.probing import Probe, probes
+from normkit.errors import NormkitError, NothingToDo, OptionError
+from normkit.inspection import refuse_wrapped, undisturbed
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
 
-SUMS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
-ACTIVATIONS: dict[str, tuple[Any, ...]] = {
-    "relu": (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_", nn.ReLU),
-    "silu": (F.silu, nn.SiLU),
-}
+Model = TypeVar("Model", bound=nn.Module)
 
 
-def fuse(model: nn.Module) -> nn.Module:
+def fuse(model: Model, example: Any = None) -> Model:
     """Let normkit's norms do the sum and the ReLU or SiLU that follow them.
 
     In ``relu(bn(x) + identity)`` the norm, the sum and the activation each read and write the whole
@@ -32,11 +35,17 @@ def fuse(model: nn.Module) -> nn.Module:
     rewrites those in which a norm is followed by nothing but a sum, an activation, or both. Convert
     the model first: norms of other libraries are left alone.
 
-    A rewritten module becomes a ``torch.fx.GraphModule`` with the same children, so state_dicts
-    stay what they were; in a Sequential the norm becomes a NormAct, whose tensors are then named
-    ``norm.…`` (older state_dicts still load), and the activation an Identity.
-    A module whose forward cannot be traced, or is another one in eval mode, stays as it is.
-    Changes the model in place and returns it, or a new outermost module if that one was rewritten.
+    Changes the model in place and returns it. A module whose forward is rewritten stays the same
+    object, with its class, children, tensors, hooks and methods; flags that its forward looks at,
+    such as one for gradient checkpointing, are read now, and an Identity in it is left out. In a
+    Sequential the norm becomes a NormAct, whose tensors are then named ``norm.…`` (older
+    state_dicts still load), and the activation an Identity.
+
+    Left alone: a forward that cannot be traced, takes more than one argument, is another one in
+    eval mode or keeps something on the module; norms and activations with hooks, which would see
+    other tensors. The output in eval mode is compared before and after, with ``example`` or an
+    input that is looked for (``example=False`` does without): if it differs, that is an error, and
+    the model is as it was.
 
     >>> import torch, normkit as nk
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), nk.BN(8), torch.nn.ReLU())
@@ -56,118 +65,72 @@ def fuse(model: nn.Module) -> nn.Module:
         raise NothingToDo(
             "fuse found no normalizer of normkit in the model. Try normkit.convert(model, 'bn')."
         )
-    done: dict[nn.Module, nn.Module] = {}  # a module with two parents is rewritten once
-    for module in list(model.modules())[::-1]:
-        for name, child in module._modules.items():
-            if child in done:
-                module._modules[name] = done[child]
-        rewritten = _rewritten(module)
-        if rewritten is not module:
-            done[module] = rewritten
-    return done.get(model, model)
-
-
-def _rewritten(module: nn.Module) -> nn.Module:
-    if isinstance(module, nn.Sequential):
-        return _fused_sequence(module)
-    norms = [child for child in module.children() if isinstance(child, Normalizer | NormAct)]
-    if not norms or isinstance(module, Normalizer | NormAct | fx.GraphModule):
-        return module
-    graph = _graph(module)
-    if graph is None or not _fuse_graph(graph, module):
-        return module
-    found = fx.GraphModule(module, graph, type(module).__name__)
-    for attribute, value in vars(module).items():  # what the forward does not use, but users may
-        if attribute not in found.__dict__:
-            found.__dict__[attribute] = value
-    found._modules.clear()
-    found._modules.update(module._modules)  # those the forward does not use too, in their order
-    found.training = module.training
-    return found
-
-
-def _fused_sequence(module: nn.Sequential) -> nn.Sequential:
-    children = list(module.named_children())
-    for (name, norm), (after, act) in pairwise(children):
-        known = next((a for a, kinds in ACTIVATIONS.items() if type(act) in kinds), None)
-        if known and isinstance(norm, Normalizer):
-            setattr(module, name, NormAct(norm, act).train(norm.training))
-            setattr(module, after, nn.Identity().train(act.training))
-    return module
-
-
-class _Shallow(fx.Tracer):
-    """Looks at one forward; whatever it calls stays a call."""
-
-    def is_leaf_module(self, module: nn.Module, path: str) -> bool:
-        return True
-
-
-def _graph(module: nn.Module) -> fx.Graph | None:
-    """The forward as a graph, if it is the same in both modes and can be seen as one."""
-    modes = [m.training for m in module.modules()]
-    graphs = []
+    before = _outcome(model, example)
+    undo: list[Callable[[], None]] = []
     try:
-        for mode in (True, False):
-            module.training = mode
-            graphs.append(_Shallow().trace(module))
-    except Exception:  # whatever the forward does to a stand-in for a tensor
-        return None
-    finally:
-        for m, mode in zip(module.modules(), modes, strict=True):
-            m.training = mode
-    return graphs[0] if str(graphs[0]) == str(graphs[1]) else None
+        for module in list(model.modules())[::-1]:
+            if type(module).forward is nn.Sequential.forward:
+                undo.append(partial(_put_back, module, dict(module._modules)))
+                _fuse_sequence(module)
+            elif not isinstance(module, nn.Sequential | Normalizer | NormAct):
+                graph = fused_graph(module)
+                if graph is not None:
+                    undo.append(partial(setattr, module, "__class__", type(module)))
+                    use_graph(module, graph)
+        if before is not None:
+            _check(model, *before)
+    except BaseException:
+        for step in undo:
+            step()
+        raise
+    return model
 
 
-def _fuse_graph(graph: fx.Graph, module: nn.Module) -> bool:
-    """Let every norm take over what follows it; whether there was anything."""
-    changed = False
-    for node in list(graph.nodes):
-        norm = _norm_of(node, module)
-        if norm is None:
-            continue
-        residual, last, act = None, node, "none"
-        total = _only_user(node)
-        if total is not None and _is(total, SUMS, module) and _plain_sum(total):
-            (residual,) = [n for n in total.all_input_nodes if n is not node]
-            last = total
-        after = _only_user(last)
-        for name, kinds in ACTIVATIONS.items():
-            if after is not None and _is(after, kinds, module):
-                act, last = name, after
-        if last is node:
-            continue
-        if isinstance(norm, NormAct) and (act != "none" or norm.fused != "none"):
-            continue  # it has an activation of its own, before the sum
-        with graph.inserting_before(last):
-            x = node.args[0]
-            args = (x, residual) if isinstance(norm, NormAct) else (x, residual, act)
-            new = graph.call_module(node.target, args)
-        last.replace_all_uses_with(new)
-        graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
-        changed = True
-    return changed
+def _fuse_sequence(module: nn.Module) -> None:
+    # not named_children(), which leaves out the second place of a module
+    for (name, norm), (after, act) in pairwise(list(module._modules.items())):
+        known = any(type(act) in kinds for kinds in ACTIVATIONS.values())
+        if known and isinstance(norm, Normalizer) and not (is_hooked(norm) or is_hooked(act)):
+            assert act is not None
+            fused = NormAct(norm, act)
+            fused.training = norm.training  # not train(): the parts keep their own mode
+            module._modules[name] = fused
+            module._modules[after] = nn.Identity().train(act.training)
 
 
-def _norm_of(node: fx.Node, module: nn.Module) -> nn.Module | None:
-    if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
-        return None
-    found = module.get_submodule(str(node.target))
-    return found if isinstance(found, Normalizer | NormAct) else None
+def _put_back(module: nn.Module, children: dict[str, nn.Module | None]) -> None:
+    module._modules.update(children)
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
+def _outcome(model: nn.Module, example: Any) -> tuple[Probe, list[Tensor]] | None:
+    """The first input that the model takes, and its output; None if there is none."""
+    for probe in probes(model, example):
+        if probe.example is None:
+            return None
+        try:
+            with undisturbed(model), full_precision(model):
+                return probe, [t.clone() for t in leaves(probe.run(model))]
+        except Exception as error:
+            if probe.given:
+                raise OptionError(
+                    f"The model fails on {probe.text}: {type(error).__name__}: {error} "
+                    "Nothing was changed. Try another example, or example=False."
+                ) from error
+    return None
 
 
-def _is(node: fx.Node, kinds: tuple[Any, ...], module: nn.Module) -> bool:
-    target: str | Callable[..., Any] | type = node.target
-    if node.op == "call_module":
-        target = type(module.get_submodule(str(node.target)))
-    return node.op in ("call_function", "call_method", "call_module") and target in kinds
-
-
-def _plain_sum(node: fx.Node) -> bool:
-    """Whether it adds two different nodes, and nothing else."""
-    two = [a for a in node.args if isinstance(a, fx.Node)]
-    return len(node.args) == 2 and len(two) == 2 and two[0] is not two[1] and not node.kwargs
+def _check(model: nn.Module, probe: Probe, before: list[Tensor]) -> None:
+    """An error if the fused model gives something else."""
+    try:
+        with undisturbed(model), full_precision(model):
+            found = difference(before, leaves(probe.run(model)))
+    except Exception as error:
+        raise NormkitError(f"The fused model fails: {error} {UNTOUCHED}") from error
+    if found <= max((rounding(t.dtype) for t in before), default=0.0):
+        return
+    if not measure_sensitivity(model, probe) >= SIMILAR * found:
+        raise NormkitError(
+            f"The fused model differs by {found:.1e} relative with {probe.text}: a forward does "
+            f"something that cannot be seen by tracing it. {UNTOUCHED} Try to fuse parts of it, "
+            "normkit.fuse(model.layer1)."
+        )

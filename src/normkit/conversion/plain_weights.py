@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
-from normkit.conversion.belongings import RUNNING
+from normkit.conversion.belongings import is_hooked
 from normkit.inspection import WeightSite
 from normkit.inspection.quiet import undisturbed
 from normkit.layers.weight import WeightNormalizer, normalized_tensors
@@ -54,8 +54,7 @@ def plain_form(layer: nn.Module) -> nn.Module:
 
 def _call(layer: Any) -> tuple[str, tuple[Any, ...]] | None:
     """The one call of a convolution that a layer makes of its very input, with all arguments."""
-    hooks = any(len(vars(layer)[name] or ()) for name in RUNNING)
-    if not isinstance(layer, _ConvNd) or layer.padding_mode != "zeros" or hooks:
+    if not isinstance(layer, _ConvNd) or layer.padding_mode != "zeros" or is_hooked(layer):
         return None
     spatial = [2 * d * (k - 1) + 1 for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
     weight = layer.weight

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normkit.conversion.elsewhere import kept_elsewhere
 from normkit.conversion.places import folding_method, neighbour, rank_of
 from normkit.conversion.planned import Optimizers as Optimizers
 from normkit.conversion.planned import Plan as Plan
@@ -71,6 +72,7 @@ def plan_conversion(
         for method in sorted(filter(None, folding))
         if target.name != "torch_bn"
     ]
+    notes += kept_elsewhere(model, edits)
     return Plan(model, edits, steps, example=example, optimizer=optimizer, title=title, notes=notes)
 
 

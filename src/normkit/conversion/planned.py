@@ -5,14 +5,21 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normkit.conversion.certificate import Certificate
 from normkit.conversion.edit import Edit, do_all, undo_all
-from normkit.conversion.execution import contents, look_after, look_before, rehearse, unchanged
+from normkit.conversion.execution import (
+    contents,
+    look_after,
+    look_before,
+    rehearse,
+    replacements,
+    unchanged,
+)
 from normkit.conversion.optimizers import Rewiring
 from normkit.conversion.replacing import ReplaceModule
 from normkit.conversion.step import Action, Step
@@ -26,6 +33,7 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 class Plan:
     """What a conversion will do to a model: print it, ``apply`` it, ``undo`` it.
 
+    It is made of edits, which are done in their order, and of the steps that tell of them.
     Making a plan changes nothing. ``apply`` changes all or, on an error, nothing, and measures
     what that does to the output. ``undo`` puts the original modules back, with their values.
     """
@@ -53,29 +61,6 @@ class Plan:
         self._rewirings = [Rewiring(each, model) for each in several if each is not None]
         self._contents: list[dict[str, Tensor]] = []
         rehearse(model, self.edits)  # what cannot be done is found out now
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        edits: Iterable[Edit],
-        steps: Iterable[Step],
-        *,
-        example: Any = None,
-        optimizer: Optimizers = None,
-        title: str = "conversion",
-        notes: Iterable[str] = (),
-    ) -> Self:
-        """A plan from edits, which are done in their order, and the steps that tell of them."""
-        return cls(
-            model,
-            edits,
-            steps,
-            example=example,
-            optimizer=optimizer,
-            title=title,
-            notes=notes,
-        )
 
     # ---------------------------------------------------------------- what it says
 
@@ -127,7 +112,7 @@ class Plan:
             self._contents = contents(self.edits)
             self._rewire(there)
             notes = [*self.notes, *self._without_statistics()]
-            notes += [f"{rewiring.note}." for rewiring in self._rewirings]
+            notes += [f"{rewiring.note}." for rewiring in self._rewirings] or self._unknown()
             self.certificate = look_after(self.model, self.edits, before, self.title, notes)
         except BaseException:
             self._restore()
@@ -156,8 +141,10 @@ class Plan:
         now = {id(p) for p in self.model.parameters()}
         gone = [p for p in there if id(p) not in now]
         come = [s for edit in self.edits for s in edit.successors() if id(s.new) in now]
+        olds = [edit.old for edit in replacements(self.edits) if edit.old is not None]
+        stay = {p: None for old in olds for p in old.parameters() if id(p) in now}
         for rewiring in self._rewirings:
-            rewiring.do(gone, come)
+            rewiring.do(gone, come, list(stay))
 
     def _restore(self) -> None:
         for rewiring in self._rewirings:
@@ -173,6 +160,16 @@ class Plan:
             f"{len(empty)} layer(s) took over from norms without running statistics, such as "
             f"{empty[0]}: train or calibrate before eval mode, or convert the batch norms alone, "
             'where="kind:bn".'
+        ]
+
+    def _unknown(self) -> list[str]:
+        """What nobody would train who has an optimizer already."""
+        new = {id(s.new) for edit in self.edits for s in edit.successors() if s.new.requires_grad}
+        if not new:
+            return []
+        return [
+            f"{len(new)} parameter(s) are new: make the optimizer now, or give it to the plan with "
+            "optimizer=."
         ]
 
     def _why(self) -> str:

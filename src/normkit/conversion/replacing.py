@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normkit.conversion.edit import Edit, Successor
+from normkit.conversion.fused_forward import Fused
+from normkit.conversion.values import Kinds, equal, follow, same, tensors, values
 from normkit.errors import OptionError
+from normkit.layers.base import Normalizer
+from normkit.layers.norm_act import NormAct
 
 # Dictionaries of hooks that get a module, its input and its output: these mean the same for any
 # module in the same place. The dictionaries themselves are handed over, so that the handles a
@@ -23,7 +27,6 @@ HOOKS = (
     "_backward_pre_hooks",
     "_is_full_backward_hook",
 )
-Kinds = dict[str, tuple[torch.device, torch.dtype]]
 ROOT = (
     "The model itself is the norm, and nothing can take its place. Try to wrap it first, model = "
     "nn.Sequential(model), or build the layer with normkit.make or from_batch_norm."
@@ -50,7 +53,7 @@ class ReplaceModule(Edit):
         self.old = old
         self.roles = dict(roles or {})
         self.description = f"{', '.join(self.paths)} becomes {type(new).__name__}"
-        self._values = {} if old is None else _values(old)
+        self._values = {} if old is None else values(old)
         self._hooks = {name: vars(new)[name] for name in HOOKS}
         self._mode = new.training
         self._kinds: Kinds = {}
@@ -68,8 +71,9 @@ class ReplaceModule(Edit):
                     "since: make a new plan."
                 )
             self.old = there
+            _refuse_in_fused(parent, path, self.new)
         assert self.old is not None
-        if self._values and not _equal(_values(self.old), self._values):
+        if self._values and not equal(values(self.old), self._values):
             raise OptionError(
                 f"The values of {self.paths[0]} have changed since the plan was made, as by "
                 "training, loading or moving the model. Make a new plan."
@@ -83,13 +87,14 @@ class ReplaceModule(Edit):
                     f"{path} is no longer the module that the plan has put there. Undo what came "
                     "later first."
                 )
+            _refuse_in_fused(parent, path, self.old)
 
     def do(self, model: nn.Module) -> None:
         if self.old is None:
             self.check(model)
         assert self.old is not None
-        self._values, self._mode = _values(self.old), self.new.training
-        self._kinds = {name: (t.device, t.dtype) for name, t in _tensors(self.new).items()}
+        self._values, self._mode = values(self.old), self.new.training
+        self._kinds = {name: (t.device, t.dtype) for name, t in tensors(self.new).items()}
         for name in HOOKS:
             setattr(self.new, name, vars(self.old)[name])
         self._done = True
@@ -105,9 +110,9 @@ class ReplaceModule(Edit):
             parent._modules[name] = self.old
         for name, own in self._hooks.items():
             setattr(self.new, name, own)
-        _follow(self.old, self.new, self._mode, self._kinds)
+        follow(self.old, self.new, self._mode, self._kinds)
         with torch.no_grad():  # parameters that both modules hold may have been trained
-            for name, tensor in _tensors(self.old).items():
+            for name, tensor in tensors(self.old).items():
                 kept = self._values[name]
                 if not tensor.is_meta and not same(tensor, kept.to(tensor)):
                     tensor.copy_(kept)
@@ -115,56 +120,36 @@ class ReplaceModule(Edit):
 
     def successors(self) -> list[Successor]:
         assert self.old is not None
-        before = dict(self.old.named_parameters())
+        before = {_short(name): p for name, p in self.old.named_parameters()}
         held = {id(p) for p in before.values()}
-        home = before.get("weight", next(iter(before.values()), None))
+        # gates and the like are trained like a shift; where there is none, like what there is
+        home = before.get("bias", next(iter(before.values()), None))
         found = []
-        for name, new in self.new.named_parameters():
+        for path, new in self.new.named_parameters():
             if id(new) in held:
                 continue
+            name = _short(path)
             role = self.roles.get(name)
-            after = home if role is None else before.get(role, home)
+            after = before.get(name if role is None else role, home)
             same = role in before and before[role].shape == new.shape
             found.append(Successor(new, after, same))
         return found
 
 
+def _short(name: str) -> str:
+    """The name of a parameter in the norm itself, whether a NormAct is around it or not."""
+    return name.removeprefix("norm.")
+
+
+def _refuse_in_fused(parent: nn.Module, path: str, module: nn.Module | None) -> None:
+    """A forward that ``fuse`` has rewritten gives the norm a sum and an activation to do."""
+    if isinstance(parent, Fused) and not isinstance(module, Normalizer | NormAct):
+        raise OptionError(
+            f"{path} does the activation after it since normkit.fuse, which "
+            f"{type(module).__name__} cannot. Convert and undo before fuse, on a copy of the model."
+        )
+
+
 def _place(model: nn.Module, path: str) -> tuple[nn.Module, str]:
     above, _, name = path.rpartition(".")
     return model.get_submodule(above), name
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _values(module: nn.Module) -> dict[str, Tensor]:
-    return {name: t.detach().clone() for name, t in _tensors(module).items()}
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal, a NaN with a NaN too; a tensor without values equals any."""
-    return a.is_meta or torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
-def _equal(now: dict[str, Tensor], then: dict[str, Tensor]) -> bool:
-    return now.keys() == then.keys() and all(
-        value.device == then[name].device
-        and value.dtype == then[name].dtype
-        and value.shape == then[name].shape
-        and same(value, then[name])
-        for name, value in now.items()
-    )
-
-
-def _follow(old: nn.Module, new: nn.Module, mode: bool, then: Kinds) -> None:
-    """What was done to the whole model in the meantime counts for the old module too."""
-    if new.training != mode:
-        old.train(new.training)
-    for name, now in _tensors(new).items():
-        if now.is_floating_point() and name in then:
-            device, dtype = then[name]
-            if now.dtype != dtype and isinstance(now, nn.Parameter):
-                old.to(now.dtype)
-            if now.device != device:
-                old.to(now.device)

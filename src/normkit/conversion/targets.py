@@ -67,7 +67,7 @@ def find_target(to: str | type) -> Target:
             f"{to!r} normalizes weights, not activations. Try normkit.standardize(model, {to!r})."
         )
     if to not in TARGETS:
-        raise UnknownName(f"There is no target {to!r}. {nearest(str(to), TARGETS)}")
+        raise UnknownName(f"There is no target {to!r}. {nearest(str(to).lower(), TARGETS)}")
     return TARGETS[to]
 
 

@@ -48,6 +48,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 module._buffers.update(kept)
             for tensor, value, before in values:
                 if version(tensor) != before or not torch.equal(tensor, value):
+                    if tensor.shape != value.shape:  # observers of quantization grow theirs
+                        tensor.resize_(value.shape)
                     tensor.copy_(value)
 
 

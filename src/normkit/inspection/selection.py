@@ -29,6 +29,7 @@ def select(survey: Survey, where: Any = None) -> tuple[Site, ...]:
         "shortcut"             those on a shortcut
         "every:2"              those in blocks 2, 4, 6, ..., the first block being number 1
         "!shortcut"            all but those
+        nn.BatchNorm2d         those of a class
         a function             those for which it gives true
         (a, b)                 those that fit both
         [a, b]                 those that fit either
@@ -88,11 +89,13 @@ def _test(where: Any) -> Test:
             if name not in FIELDS:
                 raise OptionError(f"A site has no field {name!r}. {nearest(str(name), FIELDS)}")
         return lambda site: all(_has(site, name, value) for name, value in where.items())
+    if isinstance(where, type):
+        return lambda site: isinstance(site.module, where) or isinstance(site.norm, where)
     if callable(where):
         return where
     raise OptionError(
-        "where expects None, a path or glob, a word such as 'stem', a mapping, a function of a "
-        f"site, or a list or tuple of these, got {where!r}."
+        "where expects None, a path or glob, a word such as 'stem', a mapping, a class, a "
+        f"function of a site, or a list or tuple of these, got {where!r}."
     )
 
 
@@ -138,6 +141,8 @@ def _nothing(survey: Survey, where: Any) -> str:
         if where in POSITIONS or where in ("last", "shortcut", "stem"):
             longest = max((site.position or 0 for site in survey), default=0)
             return f"{said} It has {len(survey.blocks)} blocks, with up to {longest} norms each."
+        if where in survey.kinds:
+            return f"{said} Try where='kind:{where}'."
         paths = [path for site in survey for path in site.paths]
         close = difflib.get_close_matches(where.strip("!*."), paths, n=3, cutoff=0.4) or paths[:3]
         return f"{said} The nearest: {', '.join(close)}."

@@ -10,6 +10,7 @@ from torch import nn
 
 from normkit.conversion.accounting import describe
 from normkit.conversion.edit import Edit
+from normkit.conversion.elsewhere import kept_elsewhere
 from normkit.conversion.places import neighbour, rank_of
 from normkit.conversion.plan import Optimizers, Plan
 from normkit.conversion.replacing import ReplaceModule
@@ -57,6 +58,7 @@ def assemble(
     example: Any = None,
     optimizer: Optimizers = None,
     besides: Callable[[dict[str, nn.Module]], Iterable[Edit]] = lambda new: (),
+    notes: Iterable[str] = (),
 ) -> Plan:
     """A plan that gives each norm what the recipe wishes; a text says why it stays as it is.
 
@@ -84,7 +86,15 @@ def assemble(
     steps = [replace(s, lost=(*s.lost, *broken.get(s.path, ()))) for s in steps]
     more = besides({edit.paths[0]: edit.new for edit in edits})
     title = f"{found.title}, recipe {title}"
-    return Plan.of(model, [*edits, *more], steps, example=example, optimizer=optimizer, title=title)
+    return Plan(
+        model,
+        [*edits, *more],
+        steps,
+        example=example,
+        optimizer=optimizer,
+        title=title,
+        notes=[*notes, *kept_elsewhere(model, edits)],
+    )
 
 
 def norm_path(path: str, module: nn.Module) -> str:

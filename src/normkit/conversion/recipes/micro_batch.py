@@ -18,6 +18,10 @@ from normkit.inspection import Site, select
 from normkit.layers.weight import fan_in
 
 NORMS = ("bcn", "gn")
+FOLLOW = (
+    "bcn moves its estimates at the learning rate: call normkit.follow_learning_rate(model, "
+    "optimizer) before training."
+)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -59,6 +63,10 @@ def micro_batch(
         raise UnknownName(f"micro_batch got norm={norm!r}. {nearest(str(norm), NORMS)}")
     if update_rate is not None and (norm != "bcn" or not micro):
         raise OptionError("micro_batch expects update_rate with norm='bcn' and micro=True only.")
+    if update_rate is not None and not 0 < update_rate <= 1:
+        raise OptionError(
+            f"micro_batch expects update_rate above 0 and up to 1, got {update_rate}."
+        )
     wanted: dict[str, Any] = {**options} if groups is None else {"groups": groups, **options}
     if norm == "bcn" and micro:
         wanted = {"micro": True, "update_rate": update_rate, **wanted}
@@ -84,6 +92,7 @@ def micro_batch(
         example=example,
         optimizer=optimizer,
         besides=besides,
+        notes=[FOLLOW] if norm == "bcn" and micro and update_rate is None else [],
     )
 
 

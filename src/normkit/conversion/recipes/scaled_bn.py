@@ -53,7 +53,7 @@ def scaled_bn(
     >>> model.layer4[1].bn2.weight.unique().tolist(), model.input_norm.weight.tolist()[0]
     ([0.10000000149011612], 0.057999998331069946)
     """
-    if not 0 < scale <= 1:
+    if not isinstance(scale, int | float) or not 0 < scale <= 1:
         raise OptionError(f"scaled_bn expects a scale above 0 and up to 1, got {scale!r}.")
     found = look(model, example, "scaled_bn")
     chosen = {id(site) for site in select(found, where)}
@@ -80,7 +80,7 @@ def scaled_bn(
         )
         edits.append(AddInputNorm(layer.train(model.training)))
     title = f"{found.title}, recipe scaled_bn, γ₀ {scale}"
-    return Plan.of(model, edits, steps, example=example, optimizer=optimizer, title=title)
+    return Plan(model, edits, steps, example=example, optimizer=optimizer, title=title)
 
 
 def _refusal(site: Site) -> str:

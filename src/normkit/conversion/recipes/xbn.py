@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -47,7 +48,7 @@ def xbn(
     >>> [step.path for step in plan.steps if step.action == "convert"][:3]
     ['layer1.1.bn2', 'layer2.0.bn2', 'layer2.2.bn2']
     """
-    _check(position, norm, every, stem)
+    _check(position, norm, every, stem, groups)
     found = look(model, example, "xbn")
     counts = several(found.blocks, found)
     if not counts:
@@ -60,6 +61,7 @@ def xbn(
     if position > max(3, *counts.values()):
         most = max(counts.values())
         raise OptionError(f"xbn got position={position}, and no block has more than {most} norms.")
+    odd: dict[int, int] = {}
     number = {block: i for i, block in enumerate(counts, start=1)}
 
     def wish(site: Site) -> Wish | str:
@@ -78,7 +80,11 @@ def xbn(
         if norm == "ln":
             return "ln", options
         assert site.channels is not None
-        return norm, {"groups": math.gcd(site.channels, min(groups, site.channels)), **options}
+        most = min(groups, site.channels)
+        fit = math.gcd(site.channels, most)
+        if fit < most:
+            odd[site.channels] = fit
+        return norm, {"groups": fit, **options}
 
     return assemble(
         model,
@@ -88,7 +94,17 @@ def xbn(
         where=where,
         example=example,
         optimizer=optimizer,
+        notes=_uneven(groups, odd),
     )
+
+
+def _uneven(groups: int, odd: dict[int, int]) -> Iterator[str]:
+    """A note, if a wish could not be met where there are channels enough; read in the end."""
+    if odd:
+        channels, fits = (
+            ", ".join(map(str, numbers)) for numbers in zip(*odd.items(), strict=True)
+        )
+        yield f"groups={groups} does not divide {channels} channels: it becomes {fits} there."
 
 
 def _position(asked: int, norms: int) -> int:
@@ -96,11 +112,11 @@ def _position(asked: int, norms: int) -> int:
     return {1: 1, 2: 1, 3: 2}.get(asked, asked) if norms == 2 else asked
 
 
-def _check(position: int, norm: str, every: int, stem: str) -> None:
+def _check(position: int, norm: str, every: int, stem: str, groups: int) -> None:
     if norm not in NORMS:
         raise UnknownName(f"xbn got norm={norm!r}. {nearest(str(norm), NORMS)}")
     if stem not in STEMS:
         raise OptionError(f"xbn got stem={stem!r}. {nearest(str(stem), STEMS)}")
-    for option, value in (("position", position), ("every", every)):
+    for option, value in (("position", position), ("every", every), ("groups", groups)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptionError(f"xbn expects {option} to be a positive integer, got {value!r}.")
