@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import normkit as nk
 from cases import build, every, inputs, label
@@ -233,6 +234,24 @@ class TestChoice:
         assert uneven.num_batches_tracked == 0
         uneven(x)
 
+    def test_weights(self):
+        weight = torch.randn(8, 3, 3, 3, device=DEVICE)
+        with nk.use_backend("triton"):
+            assert nk.why(nk.WS(8), weight) == "ws runs on triton (forced)."
+        assert nk.why(nk.WS(8), weight.cpu()) == "ws runs on torch, because the tensor is on cpu."
+        for layer in (nk.WS(8, scale=False), nk.WN(8)):
+            assert nk.why(layer, weight).endswith(
+                "runs on torch, because there is no kernel for it."
+            )
+        long = torch.randn(8, 9000)
+        assert nk.why(nk.WS(8), long).endswith("because a filter has more than 8192 weights.")
+
+    def test_a_norm_with_its_activation_and_what_is_no_layer(self):
+        x = torch.randn(2, 8, 4, 4)
+        assert nk.why(nk.NormAct(nk.BN(8)), x) == nk.why(nk.BN(8), x)
+        with pytest.raises(OptionError, match="layer of normkit, got BatchNorm2d"):
+            nk.why(torch.nn.BatchNorm2d(8), x)
+
     def test_unknown(self):
         with pytest.raises(OptionError, match="'triton'"):
             nk.use_backend("tritn")
@@ -244,3 +263,16 @@ class TestChoice:
         finally:
             nk.use_backend("auto")
         assert "in force" not in nk.why(nk.BN(8), torch.randn(2, 8))
+
+
+@pytest.mark.parametrize("name", nk.names("activation"))
+def test_fake_tensors_launch_nothing(name, monkeypatch):
+    """On a GPU they have the address 0, and kernels would write there."""
+    monkeypatch.setattr(triton_backend, "_multiprocessors", lambda device: 132)
+    with FakeTensorMode():
+        layer = nk.make(name, 8, device="cuda")
+        x = torch.empty(4, 8, 5, 5, device="cuda")
+        for training in (True, False):
+            y = layer.train(training)(x, torch.empty_like(x), "relu")
+            assert y.shape == x.shape
+            assert y.is_cuda

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -61,6 +62,8 @@ class TestEveryLayer:
             layer(x, torch.zeros(6, 8, 4, 1))
         with pytest.raises(OptionError, match="'relu'"):
             layer(x, None, "relo")
+        with pytest.raises(OptionError, match="Unknown activation None"):
+            layer(x, None, None)
         assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
 
     @pytest.mark.parametrize("channels", [0, -1, 2.0, "8", True, None])
@@ -131,7 +134,10 @@ def test_unknown_name():
         ("bn", {"virtual_batch": 0}, "virtual_batch"),
         ("bn", {"form": "a3"}, "a1, a2, standard"),
         ("bn", {"on_single": "skip"}, "on_single"),
+        ("bn", {"momentum": "0.1"}, "momentum"),
+        ("bn", {"eps": None}, "eps ≥ 0, got None"),
         ("bn", {"scale_init": float("nan")}, "scale_init"),
+        ("bn", {"scale_init": "1"}, "scale_init"),
         ("input_norm", {"mode": "dataset"}, "mean and std"),
         ("input_norm", {"mode": "dataset", "mean": [0.5], "std": [1.0]}, "8 numbers"),
         ("input_norm", {"mode": "fixed", "momentum": 0.1}, "momentum"),
@@ -147,6 +153,7 @@ def test_unknown_name():
         ("ubn", {"track_running_stats": False}, "fct=False"),
         ("ubn", {"max_samples": 0}, "max_samples"),
         ("ubn", {"score_decay": 2.0}, "score_decay"),
+        ("ubn", {"tau": "0.15"}, "tau"),
         ("gn", {"group_policy": "gdc"}, "'gcd'"),
         ("gn", {"groups": 0}, "groups"),
         ("gw", {"method": "svd"}, "method"),
@@ -156,6 +163,9 @@ def test_unknown_name():
         ("ssn", {"anneal_steps": 0}, "anneal_steps"),
         ("dn", {"batch": 3}, "powers of two"),
         ("dn", {"start": "bn"}, "batch > 1"),
+        ("dn", {"groups": 4}, 'start="gn" only'),
+        ("dn", {"start": "gn", "groups": 0}, "positive integer"),
+        ("dn", {"start": "gn", "groups": 3}, "divide 8"),
         ("bgn", {"remainder": "drop"}, "remainder"),
         ("gbgn", {"eval_weight": 2.0}, "eval_weight"),
         ("gbgn", {"examples_per_group": 0}, "examples_per_group"),
@@ -167,6 +177,16 @@ def test_unknown_name():
 def test_impossible_options(name, options, match):
     with pytest.raises(OptionError, match=match):
         nk.make(name, CHANNELS, **options)
+
+
+@pytest.mark.parametrize("name", ["bn", "bgn", "bcn", "gn", "ibn", "ws"])
+def test_integers_of_numpy_are_integers(name):
+    """Widths are often computed; torch.nn takes them as well. A kernel needs plain ones."""
+    layer = nk.make(name, np.int64(CHANNELS))
+    assert type(layer.channels) is int
+    assert repr(layer) == repr(nk.make(name, CHANNELS))
+    if "groups" in layer.options():
+        assert type(nk.make(name, np.int64(CHANNELS), groups=np.int32(4)).groups) is int
 
 
 def test_pn_needs_channels_and_dn_powers_of_two():

@@ -125,3 +125,25 @@ class Mix(NamedTuple):
 
 
 Fusion = Pool | Gate | Channel | Mix
+
+
+def lie_dense(*tables: Tensor | None) -> bool:
+    """Whether kernels can read these: they take a table as it lies in memory, without strides.
+
+    Parameters have gaps if they are slices of others', and one value for all if expanded.
+    """
+    for table in tables:  # noqa: SIM110 : every forward asks, and a generator takes longer
+        if table is not None and not table.is_contiguous():
+            return False
+    return True
+
+
+def kept_dense(fusion: Fusion) -> bool:
+    """The same of the statistics that a description reads or updates."""
+    memory = fusion.memory
+    if memory is not None and not (memory.mean.is_contiguous() and memory.second.is_contiguous()):
+        return False
+    if isinstance(fusion, Pool):
+        ramps = fusion.ramps
+        return ramps is None or lie_dense(ramps.old_mean, ramps.old_std)
+    return fusion.given is None or lie_dense(*fusion.given)

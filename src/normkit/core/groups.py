@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from normkit.core.options import positive
 from normkit.errors import OptionError, nearest
 
 GroupPolicy = Literal["error", "clip_to_channels", "gcd", "largest_divisor"]
@@ -33,8 +34,7 @@ def resolve_groups(
     if groups is None:
         wish = USUAL_GROUPS if channels >= 2 * USUAL_GROUPS else max(1, channels // 4)
         return math.gcd(channels, wish)
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise OptionError(f"{owner} expects groups to be a positive integer, got {groups!r}.")
+    groups = positive(groups, "groups", owner)
     if policy == "clip_to_channels":
         groups = min(groups, channels)
     if policy == "gcd":

@@ -81,6 +81,8 @@ class _Dense:
         key = cls, x.shape, x.stride(), options
         found = _known.get(key)
         if found is None:
+            if torch.jit.is_tracing():  # whose sizes are tensors of its graph
+                return cls(x, *options)
             if len(_known) > 4096:  # shapes that never come again
                 _known.clear()
             found = _known[key] = cls(x, *options)

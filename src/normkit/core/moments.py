@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from normkit.core.precision import statistics_dtype
+
 
 class Coefficients(NamedTuple):
     """The map y = scale · x + shift, as tables that broadcast to (N, K)."""
@@ -106,6 +108,12 @@ class Moments:
     def unbiased(self, correction: int = 1) -> Tensor:
         """The variance divided by count − correction instead of count."""
         return self.var * self.count / (self.count - correction) if correction else self.var
+
+
+def per_channel(weight: Tensor, bias: Tensor, x: Tensor) -> Coefficients:
+    """The map of a weight and a bias, for all samples; as wide as statistics of x would be."""
+    dtype = statistics_dtype(torch.promote_types(weight.dtype, x.dtype))
+    return Coefficients(weight[None].to(dtype), bias[None].to(dtype))
 
 
 def _column(moments: Moments) -> Tensor:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import math
+from numbers import Real
+from operator import index
 from typing import Any, ClassVar
 
 from torch import nn
 
 from normkit.errors import OptionError, nearest
+
+
+def positive(value: Any, option: str, owner: str) -> int:
+    """A positive integer, of Python or of any library that has its own."""
+    found = 0 if isinstance(value, bool) or not hasattr(value, "__index__") else index(value)
+    if found < 1:
+        raise OptionError(f"{owner} expects {option} to be a positive integer, got {value!r}.")
+    return found
 
 
 class Configured(nn.Module):
@@ -57,11 +68,15 @@ class Configured(nn.Module):
 
     def _positive(self, option: str, value: Any) -> int:
         """The value of an option that must be a positive integer."""
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OptionError(
-                f"{self._title} expects {option} to be a positive integer, got {value!r}."
-            )
-        return value
+        return positive(value, option, self._title)
+
+    def _number(self, option: str, value: Any, least: float | None = None) -> float:
+        """The value of an option that must be a finite number, and not below another."""
+        known = isinstance(value, Real) and math.isfinite(value)
+        if not known or (least is not None and value < least):
+            wanted = f"a finite {option}" if least is None else f"{option} ≥ {least}"
+            raise OptionError(f"{self._title} expects {wanted}, got {value!r}.")
+        return float(value)
 
     def _withhold(self, **given: tuple[Any, Any]) -> None:
         """Refuse options, given with their defaults, that would silently do nothing here."""

@@ -20,8 +20,11 @@ class Cut(NamedTuple):
 
 def cut(channels: int, positions: int, groups: int, device: torch.device) -> Cut:
     """Value d, in the order of channel then position, belongs to group ⌊d·G/D⌋."""
-    if torch.compiler.is_compiling():  # which traces this once and keeps the result itself
+    # a compiler or tracer keeps the result itself, and under a dispatch mode tensors may be fake
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return _cut(channels, positions, groups, device)
+    if torch.jit.is_tracing():
+        return _cut(channels, int(positions), groups, device)
     return _remembered(channels, positions, groups, device)
 
 
@@ -29,11 +32,16 @@ def _cut(channels: int, positions: int, groups: int, device: torch.device) -> Cu
     total = channels * positions
     edges = {-(-g * total // groups) for g in range(groups)}  # the first d of each group
     starts = sorted(edges | set(range(0, total, positions)))
-    count = torch.tensor([b - a for a, b in zip(starts, [*starts[1:], total], strict=True)])
-    first = torch.tensor(starts)
-    piece = torch.repeat_interleave(torch.arange(len(starts)), count)
+    sizes = [b - a for a, b in zip(starts, [*starts[1:], total], strict=True)]
+    # on the CPU, whatever the default device is
+    count, first = (torch.tensor(values, device="cpu") for values in (sizes, starts))
+    numbers = torch.arange(len(starts), device="cpu")
+    piece = torch.repeat_interleave(numbers, count, output_size=total)
     parts = (piece.reshape(channels, positions), count, first // positions, first * groups // total)
     return Cut(*(part.to(device) for part in parts))
 
 
-_remembered = lru_cache(maxsize=256)(_cut)
+@lru_cache(maxsize=256)
+def _remembered(channels: int, positions: int, groups: int, device: torch.device) -> Cut:
+    with torch.inference_mode(False):  # it may serve training next, whoever asks first
+        return _cut(channels, positions, groups, device)

@@ -24,11 +24,12 @@ class AffineMap(NamedTuple):
 
 def check(x: Tensor, residual: Tensor | None, activation: str) -> None:
     if activation not in ACTIVATIONS:
-        raise OptionError(f"Unknown activation {activation!r}. {nearest(activation, ACTIVATIONS)}")
+        hint = nearest(str(activation), ACTIVATIONS)
+        raise OptionError(f"Unknown activation {activation!r}. {hint}")
     if residual is not None and residual.shape != x.shape:
         raise ShapeError(
             f"The residual must have the shape of the input, {tuple(x.shape)}, "
-            f"but has {tuple(residual.shape)}."
+            f"but has {tuple(residual.shape)}. Try residual.expand_as(x) if it is to be repeated."
         )
 
 

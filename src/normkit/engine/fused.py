@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool
+from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool, kept_dense, lie_dense
 from normkit.core.moments import Moments
 from normkit.engine import fused_channel, fused_gate, fused_mix, fused_pool, plain
 from normkit.engine import triton_backend as passes
@@ -28,11 +28,15 @@ FAMILIES: dict[type, Family] = {
 
 def fused(
     x: Tensor, fusion: Fusion, residual: Tensor | None, act: str, layout: ChannelLayout
-) -> tuple[Tensor, Tensor, int, Tensor | None]:
+) -> tuple[Tensor, Tensor, int, Tensor | None] | None:
     """The layer's output; the tables that were made and where in them the statistics of the batch
-    begin, which carry no gradient; and the gates if they are kept."""
+    begin, which carry no gradient; and the gates if they are kept. None if its tensors have gaps.
+    """
     family = FAMILIES[type(fusion)]
-    return _Fused.apply(x, residual, fusion, act, layout, family, *family.parameters(fusion))
+    parameters = family.parameters(fusion)
+    if not (lie_dense(*parameters) and kept_dense(fusion)):
+        return None
+    return _Fused.apply(x, residual, fusion, act, layout, family, *parameters)
 
 
 class _Fused(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normkit.core.fusion import Fusion
+from normkit.core.fusion import Fusion, kept_dense, lie_dense
 from normkit.core.moments import Moments
 from normkit.engine import plain
 from normkit.engine import triton_backend as passes
@@ -33,13 +33,15 @@ def serves(x: Tensor, kernel: Tensor) -> bool:
 
 def fused_depthwise(
     x: Tensor, fusion: Fusion, kernel: Tensor, bias: Tensor | None, layout: ChannelLayout
-) -> tuple[Tensor, Tensor, int]:
+) -> tuple[Tensor, Tensor, int] | None:
     """Σ_t kernel[t]·z[p + t] + s·bias, z the map of the fusion and s its gates, or 1; and the
-    tables that were made, with where in them the statistics of the batch begin."""
+    tables that were made, with where in them the statistics of the batch begin. None if its
+    tensors have gaps."""
     family = FAMILIES[type(fusion)]
-    return _FusedDepthwise.apply(
-        x, kernel, bias, fusion, layout, family, *family.parameters(fusion)
-    )
+    parameters = family.parameters(fusion)
+    if not (lie_dense(kernel, bias, *parameters) and kept_dense(fusion)):
+        return None
+    return _FusedDepthwise.apply(x, kernel, bias, fusion, layout, family, *parameters)
 
 
 class _FusedDepthwise(torch.autograd.Function):

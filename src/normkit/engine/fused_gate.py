@@ -137,7 +137,7 @@ def expression(
         )
         statistics = Moments(mean, var, 1)
     standardized = statistics.standardizing(fusion.eps)
-    z = gate_bias
+    z = gate_bias.float()
     if gate_weight is not None:
         seen = moments.mean
         if fusion.looks_at == "normalized":

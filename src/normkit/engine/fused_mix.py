@@ -126,8 +126,9 @@ def expression(
         mean, var = tables[begin : begin + 2 * channels].view(2, 1, channels)
         statistics[2] = Moments(mean, var, 1)
     # two shares, if there is no batch part
-    each = tuple(zip(torch.softmax(mean_weight, 0), statistics, strict=False))
+    shares = torch.softmax(mean_weight.float(), 0), torch.softmax(var_weight.float(), 0)
+    each = tuple(zip(shares[0], statistics, strict=False))
     mean = torch.stack([(share * part.mean).expand_as(own.mean) for share, part in each]).sum(0)
-    each = tuple(zip(torch.softmax(var_weight, 0), statistics, strict=False))
+    each = tuple(zip(shares[1], statistics, strict=False))
     var = torch.stack([(share * part.var).expand_as(own.var) for share, part in each]).sum(0)
     return Moments(mean, var, 1).standardizing(fusion.eps).then(weight, bias), None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from normkit.core.fusion import lie_dense
 from normkit.core.layout import Channels, Layout, Pixels
 from normkit.core.precision import statistics_dtype
 from normkit.engine.backends import choose
@@ -46,7 +47,7 @@ def fused_pixels(
     if expression_wanted():
         return expression(x, weight, bias, residual, eps, correction, activation)
     x = dense(x)
-    if not hasattr(choose(x, needed(x)), "moment_parts"):
+    if not (hasattr(choose(x, needed(x)), "moment_parts") and lie_dense(weight, bias)):
         return None
     return _Fused.apply(x, weight, bias, residual, Pixel(eps, correction, activation, Pixels.of(x)))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from normkit.core.fusion import Fusion
 from normkit.core.layout import Batch, Channels, Layout, is_channels_last
@@ -23,6 +24,9 @@ from normkit.core.moments import Coefficients, Moments
 from normkit.engine import operators, plain
 from normkit.engine.backends import choose
 from normkit.engine.epilogue import AffineMap, check
+
+# looked up once: every forward asks, more than once
+_transforms, _tracing = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
 
 CoefficientFunction = Callable[[Moments | None], Coefficients]
 
@@ -102,8 +106,13 @@ def dense(x: Tensor) -> Tensor:
 
 
 def expression_wanted() -> bool:
-    """Whether someone looks into the arithmetic: a compiler or a function transform."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    """Whether someone looks into the arithmetic: compilers, transforms, tracers, dual numbers."""
+    return (
+        torch.compiler.is_compiling()
+        or _transforms()
+        or _tracing() is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 def _tables(found: Coefficients, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Fusion
+from normkit.core.fusion import Fusion, kept_dense, lie_dense
 from normkit.core.layout import Batch, Channels, Layout
 from normkit.engine import (
     backends,
@@ -61,6 +61,8 @@ def fused(
     """
     record = spread(fusion, isinstance(layout, Batch)) if _serves(x, layout) else None
     if record is None or not isinstance(layout, Batch | Channels):
+        return None
+    if not (lie_dense(*record.parameters) and kept_dense(fusion)):
         return None
     alone, followed = COMPILED[record.family]
     way = alone if residual is None and act == "none" else followed

@@ -1,7 +1,8 @@
 """The four passes as differentiable torch expressions: the specification of the backends.
 
 Used where an expression is better than a call: under torch.compile, which fuses it; under
-torch.func transforms; and in the backward of a backward.
+torch.func transforms, forward-mode derivatives and torch.jit.trace, which look into it; and in the
+backward of a backward.
 """
 
 from __future__ import annotations

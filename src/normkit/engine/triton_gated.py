@@ -114,7 +114,7 @@ def gate_gradient_kernel(
         v = stages.of_channel(gate_weight, channel, inside, 0.0)
     zero = tl.zeros((ROWS, COLS), tl.float32)
     by_bias, by_weight, by_middle = zero, zero, zero
-    by_z, by_zp, by_p, by_pa = zero, zero, zero, zero
+    by_z, by_zp, by_p, by_pa, by_m = zero, zero, zero, zero, zero
     for start in range(0, rows, ROWS):
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & known
@@ -131,6 +131,8 @@ def gate_gradient_kernel(
         by_weight += dk * s
         by_middle += gamma * s * scale * db
         by_z += dz
+        if CENTER:
+            by_m += m
         if GATE != 0:
             by_zp += dz * p
         if GATE == 1:
@@ -150,6 +152,9 @@ def gate_gradient_kernel(
         pooled = tl.load(statistics + 4 * C + size * KEEP) / rows
     dvar = -0.5 * scale * scale * scale * dscale * pooled
     dmiddle = dmiddle * pooled
+    # where the statistics are the batch's, the factors of m sum to zero: about the mean of m, for
+    # otherwise it would cancel
+    about = tl.sum(by_m, 0)[None, :] * pooled
     by_center = zero
     for start in range(0, rows, ROWS):
         row = start + tl.arange(0, ROWS)
@@ -170,7 +175,7 @@ def gate_gradient_kernel(
         if GATE == 2:
             dm += dp
         if CENTER:
-            by_center += tl.where(mask, m * (inner + added), 0.0)
+            by_center += tl.where(mask, (m - about) * (inner + added), 0.0)
         slope = 2.0 * dvar / positions + m * 0.0
         tl.store(extra + at, dm / positions - m * slope, mask=mask)
         tl.store(extra + size + at, slope, mask=mask)

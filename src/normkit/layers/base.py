@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -20,7 +19,7 @@ from normkit.core.trained import TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import fused, normalize
-from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
+from normkit.errors import DeviceError, DtypeError, ShapeError
 
 
 class Normalizer(Configured):
@@ -45,13 +44,9 @@ class Normalizer(Configured):
     ) -> None:
         super().__init__()
         self.channels = self._positive("channels", channels)
-        if not (math.isfinite(eps) and eps >= 0):
-            raise OptionError(f"{self._title} expects eps ≥ 0, got {eps!r}.")
-        if not math.isfinite(scale_init):
-            raise OptionError(f"{self._title} expects a finite scale_init, got {scale_init!r}.")
-        self.eps = eps
+        self.eps = self._number("eps", eps, 0)
         self.affine = affine
-        self.scale_init = scale_init
+        self.scale_init = self._number("scale_init", scale_init)
         self._factory = {"device": device, "dtype": dtype}
         self.register_parameter("weight", self._new(scale_init) if affine else None)
         self.register_parameter("bias", self._new(0.0) if affine else None)

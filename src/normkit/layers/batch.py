@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from numbers import Real
 from typing import Any, Self
 
 import torch
@@ -55,7 +56,8 @@ class BatchNormalizer(Normalizer):
         self._withhold(
             running_var_correction=(running_var_correction, 1), on_single=(on_single, "error")
         )
-        if momentum is not None and not 0 <= momentum <= 1:
+        known = momentum is None or (isinstance(momentum, Real) and 0 <= momentum <= 1)
+        if not known:
             raise OptionError(
                 f"{self._title} expects momentum between 0 and 1 (the weight of the new value) "
                 f"or None, got {momentum!r}."
@@ -98,8 +100,9 @@ class BatchNormalizer(Normalizer):
 
     def pools_all(self, x: Tensor) -> bool:
         """Whether the statistics are those of the whole batch, and of more than one value."""
-        whole = (self.virtual_batch or x.shape[0]) >= x.shape[0]
-        return whole and x.numel() > self.channels and self.uses_batch()
+        if not self.uses_batch():  # first, so that exported eval modes have no guard on the size
+            return False
+        return (self.virtual_batch or x.shape[0]) >= x.shape[0] and x.numel() > self.channels
 
     def statistics(self, moments: Moments | None) -> Moments:
         """Mean and variance per channel, tables (1, C) or (N, C): of the batch, or running ones."""
@@ -150,15 +153,18 @@ class BatchNormalizer(Normalizer):
     def memory(self, count: int) -> Memory | None:
         """The running statistics for a kernel to update; None if there is nothing to update, or
         not in a way a kernel knows."""
-        if not self.training or self.running_mean is None or is_recomputation():
+        kept = self._buffers  # not by attribute, which takes nn.Module long to find, every step
+        mean, second = kept["running_mean"], kept[self.second_buffer]
+        if not self.training or mean is None or is_recomputation():
             return None
-        if self.momentum is None or self.running_mean.dtype != torch.float32:
+        if self.momentum is None or mean.dtype != torch.float32:
             return None
-        assert self.num_batches_tracked is not None
+        batches = kept["num_batches_tracked"]
+        assert second is not None and batches is not None
         return Memory(
-            self.running_mean,
-            getattr(self, self.second_buffer),
-            self.num_batches_tracked,
+            mean,
+            second,
+            batches,
             self.nonfinite_batches,
             self.arrivals,
             self.momentum,
@@ -194,7 +200,9 @@ class BatchNormalizer(Normalizer):
             where = good if only is None else good & only
             for name, value in new.items():
                 blend(getattr(self, name), value, weight, where)
-        if not (torch.compiler.is_compiling() or good.device.type != "cpu" or good):
+        # a fake tensor has no value, and that of an accelerator's one would have to be waited for
+        hidden = type(good) is not Tensor or good.device.type != "cpu"
+        if not (torch.compiler.is_compiling() or hidden or good):
             self.report()
 
     def blend_weight(self) -> float | Tensor:
@@ -221,7 +229,8 @@ class BatchNormalizer(Normalizer):
     def train(self, mode: bool = True) -> Self:
         # on an accelerator the count is only read here, so that no step waits for the host
         count = self.nonfinite_batches
-        if count.device.type not in ("cpu", "meta") and not self._warned and int(count):
+        waiting = type(count) is Tensor and count.device.type not in ("cpu", "meta")
+        if waiting and not self._warned and int(count):
             self.report()
         return super().train(mode)
 

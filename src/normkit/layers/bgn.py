@@ -68,12 +68,12 @@ class BGN(BatchNormalizer):
         remainder: str = "balanced",
         **options: Any,
     ) -> None:
-        self._positive("channels", channels)
+        channels = self._positive("channels", channels)
         self.remainder = remainder
         if groups is None:
             self.groups = resolve_groups(channels, None, owner="BGN")
         else:
-            self.groups = self._positive("groups", groups)
+            self.groups = groups = self._positive("groups", groups)
             if remainder == "largest_divisor":
                 fewer = groups <= channels
                 self.groups = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from normkit.core.card import Card
 from normkit.core.naming import title
-from normkit.errors import OptionError, ShapeError
+from normkit.errors import ShapeError
 from normkit.layers.weight import WeightNormalizer, centred, constant, fan_in, length
 
 
@@ -60,10 +59,8 @@ class CWN(WeightNormalizer):
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        if not math.isfinite(scale):
-            raise OptionError(f"CWN expects a finite scale, got {scale!r}.")
-        self.learn_scale, self.scale = learn_scale, scale
-        self.eps = self._size("eps", eps)
+        self.learn_scale, self.scale = learn_scale, self._number("scale", scale)
+        self.eps = self._number("eps", eps, 0)
         gain = nn.Parameter(torch.full((channels,), scale, **self._factory))
         self.register_parameter("gain", gain if learn_scale else None)
 

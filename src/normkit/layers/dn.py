@@ -14,7 +14,7 @@ from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer
 
-GATE = 1e-8  # the sign is the state; the size only has to be small for training to change it
+GATE = 1e-6  # the sign is the state; small, for training to change it, but not 0 in float16
 
 
 class DN(BatchNormalizer):
@@ -73,12 +73,14 @@ class DN(BatchNormalizer):
         self.start = self._choice("start", start, ("ln", "in", "gn", "bn"))
         if start == "bn" and batch == 1:
             raise OptionError('DN expects batch > 1 with start="bn", got batch=1.')
-        if start == "gn" and groups is None:
-            groups = min(32, channels)
+        if groups is not None and start != "gn":
+            raise OptionError(f'DN expects groups with start="gn" only, got start={start!r}.')
+        if start == "gn":
+            groups = self._positive("groups", min(32, channels) if groups is None else groups)
         self.groups = groups
-        wide = {"ln": channels, "gn": channels // (groups or 1)}.get(start, 1)
-        if wide < 1 or channels % wide:
+        if groups is not None and channels % groups:
             raise OptionError(f"DN expects groups to divide {channels} channels, got {groups}.")
+        wide = {"ln": channels, "gn": channels // (groups or 1)}.get(start, 1)
         linked = batch if start == "bn" else 1
         self.register_parameter("channel_gates", self._gates(channels, "channels", wide))
         self.register_parameter("batch_gates", self._gates(batch, "batch", linked))

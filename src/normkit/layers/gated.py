@@ -71,4 +71,4 @@ def centered(moments: Moments, center_weight: Tensor | None) -> tuple[Moments, T
 
 def gate(means: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
     """A factor between 0 and 1 for each sample and channel."""
-    return torch.sigmoid(bias if weight is None else weight * means + bias)
+    return torch.sigmoid(bias.to(means.dtype) if weight is None else weight * means + bias)

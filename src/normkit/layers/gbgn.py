@@ -88,8 +88,8 @@ class GBGN(BatchNormalizer):
         else:
             assert moments is not None
             rows = moments.mean.shape[0]
-            wanted = (self.examples_per_group, self.virtual_batch, rows)
-            run = min(limit for limit in wanted if isinstance(limit, int))
+            wanted = (self.examples_per_group, self.virtual_batch)
+            run = min([rows, *(limit for limit in wanted if isinstance(limit, int))])
             self.track(moments.pooled(samples=None))
             pooled = moments.pooled(samples=run, channels=wide)
             scale, shift = pooled.standardizing(self.eps)
@@ -109,8 +109,9 @@ class GBGN(BatchNormalizer):
         second = self.running_second_moment.reshape(grouped).mean(2)
         if moments is not None:
             own = moments.pooled(channels=self.channels // self.groups)
-            first = torch.lerp(first, own.mean, self.eval_weight)
-            second = torch.lerp(second, own.var + own.mean.square(), self.eval_weight)
+            share = self.eval_weight  # not by lerp, which takes no input of another type
+            first = (1 - share) * first + share * own.mean
+            second = (1 - share) * second + share * (own.var + own.mean.square())
         return Moments(first, torch.clamp(second - first.square(), min=0), 1)
 
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.groups import GroupPolicy, resolve_groups
-from normkit.core.moments import Coefficients
+from normkit.core.moments import per_channel
 from normkit.core.naming import title
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
@@ -93,7 +93,7 @@ class GW(Normalizer):
             return epilogue(white, residual, activation)
         return normalize(
             white,
-            lambda _: Coefficients(weight[None], bias[None]),
+            lambda _: per_channel(weight, bias, white),
             use_moments=False,
             residual=residual,
             activation=activation,

@@ -43,7 +43,7 @@ class IBN(BatchNormalizer):
     card = Card(name="ibn", title="IBN-a", paper="Pan et al. 2018 (IBN-Net)", pools_samples=True)
 
     def __init__(self, channels: int, *, ratio: float = 0.5, **options: Any) -> None:
-        self._positive("channels", channels)
+        channels = self._positive("channels", channels)
         if not 0 <= ratio <= 1:
             raise OptionError(f"IBN expects a ratio between 0 and 1, got {ratio!r}.")
         self.ratio = ratio

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.layout import Layout, Pixels
-from normkit.core.moments import Coefficients, Moments
+from normkit.core.moments import Coefficients, Moments, per_channel
 from normkit.engine.fused_pixel import fused_pixels, needed
 from normkit.engine.normalize import moments as moments_of
 from normkit.engine.normalize import normalize
@@ -89,7 +89,7 @@ class PN(Normalizer):
             return super()._normalize(x, residual, activation)
         return normalize(
             super()._normalize(x, None, "none"),
-            lambda _: Coefficients(weight[None], bias[None]),
+            lambda _: per_channel(weight, bias, x),
             use_moments=False,
             residual=residual,
             activation=activation,

@@ -11,6 +11,7 @@ from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Mix
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
+from normkit.core.precision import statistics_dtype
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer, over_runs
@@ -86,7 +87,7 @@ class SN(BatchNormalizer):
 
     def mixture(self, weight: Tensor) -> Tensor:
         """Weights that sum to one."""
-        return torch.softmax(weight, 0)
+        return torch.softmax(weight, 0, dtype=statistics_dtype(weight.dtype))
 
     def shares(self) -> tuple[Tensor, Tensor]:
         """How much each part counts for the mean and for the variance."""

@@ -121,7 +121,8 @@ class UBN(BatchNormalizer):
         if not 0 <= score_decay <= 1:
             raise OptionError(f"UBN expects score_decay between 0 and 1, got {score_decay!r}.")
         self.preset, self.reading = preset, reading
-        self.tau, self.fct, self.score_decay, self.sync_score = tau, fct, score_decay, sync_score
+        self.tau, self.fct = self._number("tau", tau), fct
+        self.score_decay, self.sync_score = score_decay, sync_score
         self.centering, self.scaling, self.affine_conv = centering, scaling, affine_conv
         self.kernel_size, self.dims = (
             odd(self._positive("kernel_size", kernel_size), self),

@@ -148,12 +148,6 @@ class WeightNormalizer(Configured):
                 f"Try {type(self).__name__}.attach(module), which takes the device of the weight."
             )
 
-    def _size(self, option: str, value: float) -> float:
-        """A finite number from zero up."""
-        if not (math.isfinite(value) and value >= 0):
-            raise OptionError(f"{type(self).__name__} expects {option} ≥ 0, got {value!r}.")
-        return value
-
 
 def normalized_tensors(module: nn.Module) -> list[str]:
     """The names of the tensors of a module that a weight normalizer computes."""

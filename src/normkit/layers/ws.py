@@ -92,7 +92,7 @@ class WS(WeightNormalizer):
         super().__init__(channels, **options)
         self.variant = self._choice("variant", variant, tuple(VARIANTS))
         preset = VARIANTS[self.variant]
-        self.eps = self._size("eps", preset.eps if eps is None else eps)
+        self.eps = self._number("eps", preset.eps if eps is None else eps, 0)
         self.unbiased = preset.unbiased if unbiased is None else unbiased
         self.eps_outside = preset.eps_outside if eps_outside is None else eps_outside
         if not (center or scale):
