@@ -36,6 +36,37 @@ def test_traced_saved_and_called_with_another_size(case):
         torch.testing.assert_close(loaded(x), wanted)
 
 
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_one_node_to_torch_fx(case):
+    """As layers of torch.nn: tools that cut models into features look for it by its name."""
+    model = torch.nn.Sequential(build(case), torch.nn.ReLU()).eval()
+    graph = torch.fx.symbolic_trace(model)
+    called = [node.target for node in graph.graph.nodes if node.op == "call_module"]
+    assert called == ["0", "1"]
+    x, again = inputs(), copy.deepcopy(model)  # a layer may count in eval mode too
+    torch.testing.assert_close(graph(x), again(x))
+
+
+def test_features_of_a_converted_model():
+    models = pytest.importorskip("torchvision.models", reason="torchvision is not installed")
+    from torchvision.models.feature_extraction import create_feature_extractor as features
+
+    model = nk.convert(models.resnet18(num_classes=10), "bcn").eval()
+    x, seen = torch.randn(1, 3, 64, 64), []
+    model.layer3[0].bn1.register_forward_hook(lambda layer, given, y: seen.append(y.clone()))
+    model(x)
+    for made in (model, nk.fuse(copy.deepcopy(model))):
+        found = features(made, {"layer3.0.bn1": "norm", "fc": "end"})(x)
+        torch.testing.assert_close(found["end"], made(x))
+    found = features(model, {"layer3.0.bn1": "norm"})(x)
+    torch.testing.assert_close(found["norm"], seen[0])
+
+
+def test_what_is_no_tensor_is_named():
+    with pytest.raises(nk.errors.DtypeError, match=r"expects a tensor.*got list. Try torch.stack"):
+        nk.BN(8)([torch.randn(8, 4, 4)])
+
+
 @pytest.mark.parametrize("name", ACTIVATION)
 def test_dual_numbers(name):
     """Forward-mode derivatives, as torch.nn has them: against differences."""

@@ -34,8 +34,8 @@ def fused_graph(module: nn.Module) -> fx.Graph | None:
 
 def with_sum(norm: Any, x: Tensor, residual: Tensor, activation: str) -> Tensor:
     """activation(norm(x) + residual), in one pass if the two have the same shape and type."""
-    alike = residual.shape == x.shape and residual.dtype == x.dtype
-    if alike:
+    traced = not isinstance(x, Tensor)  # a stand-in of torch.fx, which has no shape: say yes
+    if traced or (residual.shape == x.shape and residual.dtype == x.dtype):
         y: Tensor = (
             norm(x, residual) if isinstance(norm, NormAct) else norm(x, residual, activation)
         )

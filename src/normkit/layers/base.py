@@ -15,6 +15,7 @@ from normkit.core.moments import Coefficients, Moments
 from normkit.core.naming import title
 from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
+from normkit.core.tracing import node_of
 from normkit.core.trained import TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
@@ -96,6 +97,9 @@ class Normalizer(Configured):
         self, x: Tensor, residual: Tensor | None = None, activation: str = "none"
     ) -> Tensor:
         """activation(norm(x) + residual), with activation "none", "relu" or "silu"."""
+        if not isinstance(x, Tensor):
+            traced: Tensor = node_of(self, x, residual, activation)
+            return traced
         self.check(x)
         if x.numel() == 0:
             return self._empty(x, residual, activation)
