@@ -75,11 +75,9 @@ def gradients(
     start(parts.tables, fusion.weight, tables, out)
     if fusion.weight is None:
         return out, (None, None)
-    rows = out.view(4, samples, channels)
     if samples == 1:
-        _, _, dweight, dbias = rows[:, 0].unbind()
-    else:
-        dweight, dbias = rows[2:].sum(1).unbind()
+        return out, (out[2 * channels : 3 * channels], out[3 * channels :])
+    dweight, dbias = out.view(4, samples, channels)[2:].sum(1).unbind()
     return out, (dweight, dbias)
 
 
