@@ -170,8 +170,6 @@ def test_unknown_name():
         ("gbgn", {"eval_weight": 2.0}, "eval_weight"),
         ("gbgn", {"examples_per_group": 0}, "examples_per_group"),
         ("bcn", {"update_rate": 0.1}, "micro=True"),
-        ("bcn", {"micro": True, "update_rate": -0.1}, "update_rate ≥ 0"),
-        ("bcn", {"micro": True, "update_rate": 1.5}, "update_rate between 0 and 1"),
         ("bcn", {"micro": True, "momentum": 0.1}, "momentum"),
         ("bcn", {"affine_per": "layer"}, "affine_per"),
     ],

@@ -93,8 +93,6 @@ class BCN(BatchNormalizer):
         self.update_every = self._choice("update_every", update_every, ("forward", "step"))
         if not micro and (update_rate is not None or update_every != "forward"):
             raise OptionError("BCN expects update_rate and update_every with micro=True only.")
-        if update_rate is not None and self._number("update_rate", update_rate, 0) > 1:
-            raise OptionError(f"BCN expects update_rate between 0 and 1, got {update_rate!r}.")
         if micro and options.keys() & NOT_MICRO:
             raise OptionError(
                 "BCN(micro=True) is made of running estimates that move at update_rate: it has no "
