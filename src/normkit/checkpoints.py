@@ -34,8 +34,13 @@ def read(path: Path) -> dict[str, Tensor]:
         except Exception as error:  # its error class is not a public name in all versions
             raise OptionError(f"{path} is no safetensors file: {first_line(error)}.") from error
     try:
-        # mapped: of a checkpoint with the state of an optimizer only the weights are read
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+        # mapped, if it is of the form since torch 1.6: of a checkpoint with the state of an
+        # optimizer only the weights are read
+        found = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except OSError:
+        raise
     except Exception as error:  # bytes that are no pickle may be taken for any instruction
         raise OptionError(
             f"{path} cannot be read as weights alone, and other content might run code. Expected "
@@ -57,11 +62,6 @@ def _state(found: Any, path: Path) -> dict[str, Tensor]:
     while prefix := next((p for p in PREFIXES if all(str(n).startswith(p) for n in state)), None):
         state = {name.removeprefix(prefix): value for name, value in state.items()}
     return state
-
-
-def _is_zip(path: Path) -> bool:
-    """Whether it is of the form that can be mapped: not so before torch 1.6."""
-    return zipfile.is_zipfile(path)
 
 
 def _as_in(own: Iterable[str], given: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normkit.calibration.snapshot import Snapshot
 from normkit.calibration.statistics import Statistics
+from normkit.core.wording import counted
 
 SHOWN = 40  # layers in a printed table; the worst are shown if there are more
 
@@ -118,10 +119,10 @@ class Calibration:
 
     def _head(self) -> str:
         name = type(self.model).__name__
-        seen = f" from {_many(self.images, 'image')} in {_many(self.batches, 'batch', 'es')}"
+        seen = f" from {counted(self.images, 'image')} in {counted(self.batches, 'batch')}"
         measured = seen if self.images else ""
         way = f", {self.mode}" if self.mode else ""
-        return f"{name}: {_many(len(self.layers), 'norm')} {self.what}{measured}{way}"
+        return f"{name}: {counted(len(self.layers), 'norm')} {self.what}{measured}{way}"
 
     def _notes(self) -> list[str]:
         said = []
@@ -162,8 +163,3 @@ def _table(layers: Sequence[LayerChange]) -> list[str]:
     if len(chosen) < len(layers):
         lines.append(f"({len(layers) - len(chosen)} norms that changed less are not shown)")
     return lines
-
-
-def _many(number: int, noun: str, ending: str = "s") -> str:
-    """1 image, 2 images."""
-    return f"{number} {noun}{'' if number == 1 else ending}"

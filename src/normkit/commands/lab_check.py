@@ -11,9 +11,9 @@ import argparse
 from normkit.commands import lab_subject
 from normkit.commands.lab_checking import check
 from normkit.commands.screen import console
+from normkit.core.wording import counted
 from normkit.lab.likeness import unlike
 from normkit.lab.reading import read, scales
-from normkit.lab.report.words import counted
 
 NAME = "check"
 HELP = "check an experiment without training"

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from normkit.core.wording import counted
 from normkit.diagnosis.findings.finding import (
     SEVERITIES,
     Finding,
     Undecided,
-    count,
     named,
     plural,
     rank_of,
@@ -99,8 +99,8 @@ class Diagnosis:
     def _basis(self) -> str:
         facts = self.facts
         return (
-            f"{count(len(self.layers), 'norm')}, {count(facts.get('samples', 0), 'sample')} in "
-            f"{count(facts.get('batches', 0), 'batch')}"
+            f"{counted(len(self.layers), 'norm')}, {counted(facts.get('samples', 0), 'sample')} in "
+            f"{counted(facts.get('batches', 0), 'batch')}"
         )
 
     # ---------------------------------------------------------------- files

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
+from normkit.core.wording import counted
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, count, listed, named, places
+from normkit.diagnosis.findings.finding import Finding, Kind, listed, named, places
 from normkit.diagnosis.findings.known import Known
 from normkit.diagnosis.findings.layer import Layer
 from normkit.diagnosis.findings.norm_facts import finite
@@ -55,7 +56,7 @@ def poisoned(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield POISONED.found(
             "serious",
             paths,
-            f"Running statistics are infinite or NaN in {count(channels, 'channel')} of "
+            f"Running statistics are infinite or NaN in {counted(channels, 'channel')} of "
             f"{places(paths)}.",
             remedy=evidence.calibrating,
             channels=channels,
@@ -123,7 +124,7 @@ def left_out(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield LEFT_OUT.found(
             "warning",
             list(bad),
-            f"{named(worst)} has left out {count(bad[worst], 'batch')} with statistics that were "
+            f"{named(worst)} has left out {counted(bad[worst], 'batch')} with statistics that were "
             "not finite.",
             worst=worst,
             remedy="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before each step",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from normkit.core.moments import Moments
+from normkit.core.wording import counted
 from normkit.diagnosis.findings.bounds import (
     FITS,
     OFF,
@@ -17,7 +18,7 @@ from normkit.diagnosis.findings.bounds import (
     sampling_error,
 )
 from normkit.diagnosis.findings.evidence import Evidence, State
-from normkit.diagnosis.findings.finding import Finding, Kind, count, named, places
+from normkit.diagnosis.findings.finding import Finding, Kind, named, places
 from normkit.diagnosis.findings.known import Known
 from normkit.diagnosis.findings.layer import Layer
 
@@ -82,7 +83,7 @@ def ranks(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield DIVERGED.found(
             "serious",
             [],
-            f"The weights of {count(len(names), 'parameter')} differ between the "
+            f"The weights of {counted(len(names), 'parameter')} differ between the "
             f"{len(evidence.ranks)} ranks, first in {names[0]}.",
             remedy="model.load_state_dict(ranks[0])"
             "  # in all processes, and train on in DistributedDataParallel",

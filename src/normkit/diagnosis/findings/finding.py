@@ -99,12 +99,6 @@ def plural(severity: str, count: int) -> str:
     return severity if count == 1 or severity == "serious" else f"{severity}s"
 
 
-def count(number: int, noun: str) -> str:
-    """1 batch, 2 batches."""
-    many = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else many}"
-
-
 def places(paths: Sequence[str], most: int = 3) -> str:
     """Paths in a sentence: the first few, and how many more."""
     names = [named(path) for path in paths]

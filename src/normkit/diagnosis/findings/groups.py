@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from normkit.core.wording import counted
 from normkit.diagnosis.findings.bounds import OFF, WRONG
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, count, listed, named
+from normkit.diagnosis.findings.finding import Finding, Kind, listed, named
 from normkit.diagnosis.findings.known import Known
 from normkit.diagnosis.findings.layer import Layer
 
@@ -36,7 +37,7 @@ def erasing(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield ERASING.found(
             "serious" if few == 1 else "warning",
             paths,
-            f"{named(worst.path)} takes statistics over groups of {count(few, 'element')}: input "
+            f"{named(worst.path)} takes statistics over groups of {counted(few, 'element')}: input "
             f"{_shape(worst)}, {worst.site.groups or worst.site.channels} groups"
             + (": the output is constant." if few == 1 else ": the output is 1 or −1."),
             worst=worst.path,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from normkit.core.wording import counted
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, count, named
+from normkit.diagnosis.findings.finding import Finding, Kind, named
 from normkit.diagnosis.findings.inputs import ADAPTING
 from normkit.diagnosis.findings.known import Known
 from normkit.diagnosis.findings.norm_facts import finite
@@ -54,12 +55,13 @@ def broken(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield BROKEN.found(
             "serious",
             [layer.path for layer in evidence.layers],
-            f"{count(len(bad), 'parameter')} of the model {'is' if len(bad) == 1 else 'are'} not "
+            f"{counted(len(bad), 'parameter')} of the model {'is' if len(bad) == 1 else 'are'} not "
             f"finite, first {bad[0]}.",
             worst="",
             remedy="[m.reset_parameters() for m in model.modules() if hasattr(m, "
-            "'reset_parameters')]  # or better, load the last good checkpoint; and train with a "
-            "smaller learning rate, or gradients clipped",
+            "'reset_parameters') and not all(p.isfinite().all() for p in m.parameters(False))]"
+            "  # these start anew; better, load the last good checkpoint, and train on with a "
+            "smaller learning rate or gradients clipped",
             parameters=len(bad),
         )
 

@@ -10,9 +10,10 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from normkit.core.wording import counted
 from normkit.diagnosis.batches import output_of
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, count, places
+from normkit.diagnosis.findings.finding import Finding, Kind, places
 from normkit.diagnosis.findings.known import Known
 from normkit.inspection import undisturbed
 from normkit.inspection.batches import tensors_in
@@ -140,7 +141,8 @@ def orphaned(evidence: Evidence, known: Known) -> Iterator[Finding]:
         yield ORPHANED.found(
             "warning",
             list(missing),
-            f"{count(total, 'parameter')} of {places(list(missing))} in no group of the optimizer.",
+            f"{counted(total, 'parameter')} of {places(list(missing))} in no group of the "
+            "optimizer.",
             remedy="optimizer.add_param_group({'params': [p for p in model.parameters() if "
             "p.requires_grad and all(p is not q for g in optimizer.param_groups "
             "for q in g['params'])]})",

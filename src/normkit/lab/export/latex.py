@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from normkit import __version__
+from normkit.core.wording import counted
 from normkit.lab.experiment import Cell, Experiment
 from normkit.lab.export.tex import escaped, label
 from normkit.lab.report.arranging import Arrangement, arrange
 from normkit.lab.report.metrics import Metric
 from normkit.lab.report.scores import Board, Scores
-from normkit.lab.report.words import cell_words, counted
+from normkit.lab.report.words import cell_words
 from normkit.lab.results import Comparison, Result
 
 LEVEL = 0.05

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from normkit.core.wording import counted
 from normkit.lab.experiment import Cell
 from normkit.lab.report.leading import lead
 from normkit.lab.report.metrics import Metric
 from normkit.lab.report.ranking import DIVERGED, ORDER, ranked, shown
 from normkit.lab.report.scores import Board
 from normkit.lab.report.sentences import at, numbers, sentence
-from normkit.lab.report.words import counted
 from normkit.lab.results import Comparison
 
 MANY = 4  # cells; with more of them, verdicts are counted

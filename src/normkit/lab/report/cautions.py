@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from normkit.core.wording import counted
 from normkit.lab.report.answer import MANY
 from normkit.lab.report.environments import environments
 from normkit.lab.report.scores import Board, Scores
 from normkit.lab.report.sentences import at
-from normkit.lab.report.words import counted, listed
+from normkit.lab.report.words import listed
 from normkit.lab.results import Comparison
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from normkit.core.wording import counted
 from normkit.lab.experiment import Cell
 from normkit.lab.report.metrics import Metric
 from normkit.lab.report.scores import Board
-from normkit.lab.report.words import cell_words, counted, known, rough
+from normkit.lab.report.words import cell_words, known, rough
 from normkit.lab.results import Comparison
 
 

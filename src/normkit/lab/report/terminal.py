@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from normkit.core.wording import counted
 from normkit.lab.experiment import Experiment
 from normkit.lab.report import verdicts
 from normkit.lab.report.answer import answer
@@ -12,7 +13,7 @@ from normkit.lab.report.cautions import cautions
 from normkit.lab.report.metrics import Metric
 from normkit.lab.report.scores import Board
 from normkit.lab.report.styling import looks
-from normkit.lab.report.words import NONE, counted, known, probability
+from normkit.lab.report.words import NONE, known, probability
 from normkit.lab.results import Comparison, Result
 from normkit.models import require
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from normkit.core.wording import counted
 from normkit.lab.experiment import Cell
 from normkit.lab.report import forest
 from normkit.lab.report.arranging import Arrangement, arrange, axes_of
@@ -13,7 +14,7 @@ from normkit.lab.report.metrics import Metric
 from normkit.lab.report.ranking import ranked, shown
 from normkit.lab.report.scores import Board, Scores
 from normkit.lab.report.styling import Look
-from normkit.lab.report.words import axis_words, cell_words, counted, known, rough, value_words
+from normkit.lab.report.words import axis_words, cell_words, known, rough, value_words
 from normkit.lab.results import Comparison
 
 BASELINE = "baseline"

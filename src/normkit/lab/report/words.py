@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeGuard
 
+from normkit.core.wording import counted as counted  # templates get this module
 from normkit.lab.experiment import Cell
 
 NONE = "–"
@@ -83,11 +84,6 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     if len(texts) > most:
         texts = [*texts[: most - 1], f"{len(texts) - most + 1} more"]
     return texts[0] if len(texts) == 1 else " and ".join([", ".join(texts[:-1]), *texts[-1:]])
-
-
-def counted(count: int, noun: str) -> str:
-    """1 seed, 2 seeds."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def rough(count: int) -> int:
