@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from normkit.core.extras import require as require
+from normkit.core.optional_dependencies import require as require
 from normkit.errors import MissingExtra as MissingExtra
 from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 

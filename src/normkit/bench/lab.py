@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from normkit.core.whole_files import write_text
+from normkit.core.atomic_write import write_text
 from normkit.errors import NormkitError
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from normkit.core.extras import require
-from normkit.core.whole_files import save_whole
+from normkit.core.atomic_write import atomic_write
+from normkit.core.optional_dependencies import require
 from normkit.errors import OptionError
 
 
@@ -19,7 +19,9 @@ def write(
     """Write a file: complete, or not at all."""
     library = require("safetensors.torch", "lab", "A file of statistics")
     whole = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
-    save_whole(_checked(path), lambda name: library.save_file(whole, name, metadata=dict(metadata)))
+    atomic_write(
+        _checked(path), lambda name: library.save_file(whole, name, metadata=dict(metadata))
+    )
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normkit.calibration.snapshot import Snapshot
 from normkit.calibration.statistics import Statistics
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 
 SHOWN = 40  # layers in a printed table; the worst are shown if there are more
 

@@ -9,7 +9,7 @@ from normkit import checkpoints
 from normkit.calibration import calibrate
 from normkit.commands import given_data, outputs, subject
 from normkit.commands.screen import console
-from normkit.core.whole_files import save_all
+from normkit.core.atomic_write import atomic_write_all
 
 NAME = "calibrate"
 HELP = "give the norms of a model the statistics of your data"
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.statistics is not None:
         done.statistics.save(options.statistics)
     if save is not None:
-        save_all({options.out: save})
+        atomic_write_all({options.out: save})
     written = [str(path) for path in (options.out, options.statistics) if path is not None]
     said = f"Written: {' and '.join(written)}." if written else NOTHING
     screen.print(f"\n{said}", markup=False, soft_wrap=True)

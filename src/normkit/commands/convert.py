@@ -16,7 +16,7 @@ from normkit.commands import outputs, subject
 from normkit.commands.screen import console
 from normkit.conversion.plan import Plan, plan_conversion
 from normkit.conversion.targets import find_target
-from normkit.core.whole_files import save_all
+from normkit.core.atomic_write import atomic_write_all
 from normkit.errors import NothingToDo, OptionError
 
 NAME = "convert"
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     screen.print(f"\n{plan.apply()}", markup=False, soft_wrap=True)
     weights, certificate = files
     text = json.dumps(_record(options, plan, layer), indent=2, ensure_ascii=False) + "\n"
-    save_all({weights: checkpoints.writer(model, weights), certificate: outputs.text(text)})
+    atomic_write_all({weights: checkpoints.writer(model, weights), certificate: outputs.text(text)})
     screen.print(f"\nWritten: {weights} and {certificate}. To load the weights:\n", markup=False)
     screen.print(code(options, layer, where), markup=False, soft_wrap=True)
     return 0

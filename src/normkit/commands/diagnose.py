@@ -11,7 +11,7 @@ import torch
 from normkit import checkpoints
 from normkit.commands import given_data, outputs, subject
 from normkit.commands.screen import console
-from normkit.core.whole_files import save_all
+from normkit.core.atomic_write import atomic_write_all
 from normkit.diagnosis.diagnose import BATCHES, diagnose
 from normkit.diagnosis.findings import SEVERITIES
 from normkit.errors import OptionError
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         )
     screen = console()
     screen.print(_as_options(str(found)), markup=False, soft_wrap=True)
-    save_all({path: outputs.text(getattr(found, how)()) for path, how in files.items()})
+    atomic_write_all({path: outputs.text(getattr(found, how)()) for path, how in files.items()})
     if files:
         screen.print(f"\nWritten: {' and '.join(map(str, files))}", markup=False, soft_wrap=True)
     if options.fail_on is None:

@@ -16,7 +16,7 @@ import torch
 from normkit.commands import outputs
 from normkit.commands.digits import load_digits
 from normkit.commands.screen import console, table
-from normkit.core.whole_files import save_all
+from normkit.core.atomic_write import atomic_write_all
 from normkit.diagnosis.diseases import DISEASES, HEALTHY, Trial, run_trials, to_markdown
 from normkit.diagnosis.diseases.trials import HEALTHY_HEAD, ILL_HEAD, rows_of, verdict
 from normkit.errors import NothingToDo, OptionError
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     screen.print(f"{verdict(trials)} {seconds:.0f} s.", markup=False)
     if options.markdown is not None:
         text = INTRODUCTION.format(seeds=options.seeds) + to_markdown(trials)
-        save_all({options.markdown: outputs.text(text)})
+        atomic_write_all({options.markdown: outputs.text(text)})
     return 0 if all(trial.passed for trial in trials) else 1
 
 

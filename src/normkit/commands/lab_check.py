@@ -11,7 +11,7 @@ import argparse
 from normkit.commands import lab_subject
 from normkit.commands.lab_checking import check
 from normkit.commands.screen import console
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.lab.likeness import unlike
 from normkit.lab.reading import read, scales
 

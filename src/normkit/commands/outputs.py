@@ -20,7 +20,7 @@ def check(paths: Iterable[Path], force: bool) -> None:
 
 
 def text(content: str) -> Callable[[Path], None]:
-    """What writes a text, for ``save_all``."""
+    """What writes a text, for ``atomic_write_all``."""
     return lambda path: _write_text(path, content)
 
 

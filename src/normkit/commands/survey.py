@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normkit import models
 from normkit.commands import outputs, subject
 from normkit.commands.screen import console, table
-from normkit.core.whole_files import save_all
+from normkit.core.atomic_write import atomic_write_all
 from normkit.errors import NormkitError, OptionError
 from normkit.inspection import Survey, select, survey
 from normkit.inspection.table import CELLS, SHARED
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         screen.print(f"normalized weights: {_counts(kinds)}")
     if options.json is not None:
         text = json.dumps([site.to_dict() for site in sites], indent=1) + "\n"
-        save_all({options.json: outputs.text(text)})
+        atomic_write_all({options.json: outputs.text(text)})
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from normkit.core.naming import title
+from normkit.core.messages import title
 from normkit.errors import DtypeError
 
 

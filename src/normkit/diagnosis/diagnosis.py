@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.diagnosis.findings.finding import (
     SEVERITIES,
     Finding,

@@ -1,7 +1,7 @@
 """Weight standardization, one program a filter: with c = w − mean(w) and E = Σc²,
 
-    out = c / std,   std = √(E/count + eps), or √(E/count) + eps (OUTSIDE)
-    dw = (g − mean(g)) / std − c·Σ(g·c) / (std²·count·√(E/count + eps, or + 0))
+out = c / std,   std = √(E/count + eps), or √(E/count) + eps (OUTSIDE)
+dw = (g − mean(g)) / std − c·Σ(g·c) / (std²·count·√(E/count + eps, or + 0))
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion
 from normkit.core.layout import Channels, Layout
+from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.naming import title
 from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
 from normkit.core.tracing import node_of

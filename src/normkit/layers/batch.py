@@ -11,8 +11,8 @@ from torch import Tensor
 
 from normkit.core.fusion import Fusion, Memory
 from normkit.core.layout import Batch, Channels, Layout
+from normkit.core.messages import title
 from normkit.core.moments import Moments, spread
-from normkit.core.naming import title
 from normkit.core.running import all_finite, blend, is_recomputation
 from normkit.core.trained import TrainedBN
 from normkit.errors import NonFiniteWarning, OptionError, ShapeError

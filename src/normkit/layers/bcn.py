@@ -11,8 +11,8 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Channel, Fusion
 from normkit.core.groups import GroupPolicy, resolve_groups
+from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.naming import title
 from normkit.core.running import all_finite, is_recomputation
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError

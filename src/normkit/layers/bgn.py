@@ -10,8 +10,8 @@ from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
 from normkit.core.groups import largest_divisor, resolve_groups
 from normkit.core.layout import Channels, Layout, Pieces
+from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.naming import title
 from normkit.core.pieces import Cut, cut
 from normkit.core.trained import TrainedBN
 from normkit.engine.normalize import normalize

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
+from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.naming import title
 from normkit.core.trained import TrainedBN
 from normkit.engine.depthwise import depthwise, normalized_depthwise
 from normkit.engine.epilogue import check as check_epilogue

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.card import Card
-from normkit.core.naming import title
+from normkit.core.messages import title
 from normkit.errors import ShapeError
 from normkit.layers.weight import WeightNormalizer, centred, constant, fan_in, length
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.card import Card
+from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.naming import title
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer

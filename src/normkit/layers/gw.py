@@ -8,8 +8,8 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.groups import GroupPolicy, resolve_groups
+from normkit.core.messages import title
 from normkit.core.moments import per_channel
-from normkit.core.naming import title
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
 from normkit.engine.whitening import whiten_groups

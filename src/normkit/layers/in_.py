@@ -6,8 +6,8 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
+from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.naming import title
 from normkit.errors import ShapeError
 from normkit.layers.base import Normalizer
 

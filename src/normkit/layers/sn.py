@@ -9,8 +9,8 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Mix
+from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.naming import title
 from normkit.core.precision import statistics_dtype
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError, ShapeError

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normkit.core.card import Card
-from normkit.core.naming import title
+from normkit.core.messages import title
 from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
 from normkit.errors import DeviceError, DtypeError, NothingToDo, OptionError, ShapeError

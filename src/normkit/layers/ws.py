@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normkit.core.card import Card
-from normkit.core.naming import title
+from normkit.core.messages import title
 from normkit.engine.filters import standardized_filters, wanted_type
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.weight import WeightNormalizer, centred, constant, energy, fan_in, length

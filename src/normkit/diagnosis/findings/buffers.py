@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import Finding, Kind, listed, named, places
 from normkit.diagnosis.findings.known import Known

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from normkit.core.messages import counted
 from normkit.core.moments import Moments
-from normkit.core.wording import counted
 from normkit.diagnosis.findings.bounds import (
     FITS,
     OFF,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.diagnosis.findings.bounds import OFF, WRONG
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import Finding, Kind, listed, named

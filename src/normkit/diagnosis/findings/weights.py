@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.diagnosis.batches import output_of
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import Finding, Kind, places

@@ -9,7 +9,7 @@ import os
 import zlib
 from pathlib import Path
 
-from normkit.core.whole_files import write_text
+from normkit.core.atomic_write import write_text
 from normkit.lab.data.errors import CorruptData
 
 PIECE = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from normkit import __version__
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.lab.experiment import Cell, Experiment
 from normkit.lab.export.tex import escaped, label
 from normkit.lab.report.arranging import Arrangement, arrange

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from normkit.core.whole_files import save_whole, write_text
+from normkit.core.atomic_write import atomic_write, write_text
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.lab.experiment import Experiment
 from normkit.lab.export.comma_separated import csv_text
@@ -50,7 +50,7 @@ def write(
         made = table(experiment, results, per)
     if format == "csv":
         return write_text(path, csv_text(made))
-    return save_whole(path, lambda beside: save_parquet(experiment, made, beside))
+    return atomic_write(path, lambda beside: save_parquet(experiment, made, beside))
 
 
 def _by_ending(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.lab.experiment import Cell
 from normkit.lab.report.leading import lead
 from normkit.lab.report.metrics import Metric

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit import __version__
-from normkit.core.whole_files import write_text
+from normkit.core.atomic_write import write_text
 from normkit.diagnosis.report.style import CSS
 from normkit.lab.experiment import Experiment
 from normkit.lab.report import costs, published, runs, settings, verdicts, words

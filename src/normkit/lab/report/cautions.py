@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.lab.report.answer import MANY
 from normkit.lab.report.environments import environments
 from normkit.lab.report.scores import Board, Scores

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.lab.results import Result
 
 # ways of computing, which may change from run to run on one and the same machine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.lab.experiment import Cell
 from normkit.lab.report.metrics import Metric
 from normkit.lab.report.scores import Board

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.lab.experiment import Experiment
 from normkit.lab.report import verdicts
 from normkit.lab.report.answer import answer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normkit.core.wording import counted
+from normkit.core.messages import counted
 from normkit.lab.experiment import Cell
 from normkit.lab.report import forest
 from normkit.lab.report.arranging import Arrangement, arrange, axes_of

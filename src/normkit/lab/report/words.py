@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeGuard
 
-from normkit.core.wording import counted as counted  # templates get this module
+from normkit.core.messages import counted as counted  # templates get this module
 from normkit.lab.experiment import Cell
 
 NONE = "–"

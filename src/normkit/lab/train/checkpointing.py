@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from normkit.core.whole_files import save_whole
+from normkit.core.atomic_write import atomic_write
 from normkit.errors import NormkitError
 
 EVERY = 30.0  # seconds between two files
@@ -64,7 +64,7 @@ class Keeper:
 
 def write(state: dict[str, Any], path: Path) -> None:
     """The whole file or nothing: a reader never sees half of it, and two writers not each other."""
-    save_whole(path, lambda beside: _save(state, beside))
+    atomic_write(path, lambda beside: _save(state, beside))
 
 
 def _save(state: dict[str, Any], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where in a model a layer sits, for messages."""
+"""Words for messages: which layer is meant, and how many of a thing there are."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ def title(layer: nn.Module) -> str:
     """How messages name a layer: its class, and its path where there is one."""
     path = path_of(layer)
     return f"{type(layer).__name__} ({path})" if path else type(layer).__name__
+
+
+def counted(count: int, noun: str) -> str:
+    """1 seed, 2 batches.
+
+    >>> counted(1, "seed"), counted(20, "epoch"), counted(2_000, "batch")
+    ('1 seed', '20 epochs', '2,000 batches')
+    """
+    many = f"{noun}es" if noun.endswith("tch") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else many}"

@@ -10,15 +10,15 @@ from pathlib import Path
 Save = Callable[[Path], object]
 
 
-def save_whole(path: str | os.PathLike[str], save: Save) -> Path:
+def atomic_write(path: str | os.PathLike[str], save: Save) -> Path:
     """Let ``save`` write a file; its folder is made if there is none."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    save_all({target: save})
+    atomic_write_all({target: save})
     return target
 
 
-def save_all(files: Mapping[Path, Save]) -> None:
+def atomic_write_all(files: Mapping[Path, Save]) -> None:
     """Write several files, each with its function: they appear when all are complete."""
     names = {path: _beside(path) for path in files}
     try:
@@ -36,7 +36,7 @@ def save_all(files: Mapping[Path, Save]) -> None:
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """UTF-8 with plain line ends on every system: a page's scripts are known by their hashes."""
-    return save_whole(path, lambda beside: beside.write_text(text, encoding="utf-8", newline="\n"))
+    return atomic_write(path, lambda name: name.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def _beside(path: Path) -> Path:
