@@ -1,83 +1,92 @@
-"""normkit: the normalizers of five papers as tested, fast drop-in layers for PyTorch."""
+"""normkit: the normalizers of five papers as tested, fast drop-in layers for PyTorch.
 
-from normkit.calibration import (
-    Accumulation,
-    Calibration,
-    Profiles,
-    Statistics,
-    accumulate,
-    adapt,
-    apply_statistics,
-    calibrate,
-    measure,
-)
-from normkit.catalog import make, names
-from normkit.conversion import (
-    Certificate,
-    FoldPlan,
-    Plan,
-    Step,
-    convert,
-    fold,
-    fold_weights,
-    freeze,
-    frozen,
-    fuse,
-    param_groups,
-    plan_conversion,
-    plan_fold,
-    recipes,
-    standardize,
-    unfreeze,
-)
-from normkit.core.card import Card
-from normkit.diagnosis import (
-    Diagnosis,
-    Finding,
-    GapAttribution,
-    Measurements,
-    Observer,
-    attribute_gap,
-    collect,
-    diagnose,
-    disturbance_test,
-    disturbed,
-    observe,
-)
-from normkit.engine.backends import use_backend
-from normkit.errors import NonFiniteWarning, NormkitError
-from normkit.inspection import Site, Survey, select, survey
-from normkit.layers import (
-    BCN,
-    BGN,
-    BN,
-    BNET,
-    CWN,
-    DN,
-    GBGN,
-    GN,
-    GW,
-    IBN,
-    IEBN,
-    IN,
-    LN,
-    PN,
-    RBN,
-    SN,
-    SSN,
-    UBN,
-    WN,
-    WS,
-    BatchRenorm,
-    FrozenBN,
-    GhostBN,
-    InputNorm,
-    ShiftedBN,
-)
-from normkit.layers.base import Normalizer
-from normkit.layers.following import follow_learning_rate
-from normkit.layers.norm_act import NormAct
-from normkit.layers.reasons import why
+Public names are imported with this package where torch is imported already, and otherwise when the
+first of them is asked for: the help pages of the command line do not wait for torch.
+"""
+
+import importlib
+import sys
+import typing
+
+if typing.TYPE_CHECKING or "torch" in sys.modules:
+    from normkit.calibration import (
+        Accumulation,
+        Calibration,
+        Profiles,
+        Statistics,
+        accumulate,
+        adapt,
+        apply_statistics,
+        calibrate,
+        measure,
+    )
+    from normkit.catalog import make, names
+    from normkit.conversion import (
+        Certificate,
+        FoldPlan,
+        Plan,
+        Step,
+        convert,
+        fold,
+        fold_weights,
+        freeze,
+        frozen,
+        fuse,
+        param_groups,
+        plan_conversion,
+        plan_fold,
+        recipes,
+        standardize,
+        unfreeze,
+    )
+    from normkit.core.card import Card
+    from normkit.diagnosis import (
+        Diagnosis,
+        Finding,
+        GapAttribution,
+        Measurements,
+        Observer,
+        attribute_gap,
+        collect,
+        diagnose,
+        disturbance_test,
+        disturbed,
+        observe,
+    )
+    from normkit.engine.backends import use_backend
+    from normkit.errors import NonFiniteWarning, NormkitError
+    from normkit.inspection import Site, Survey, select, survey
+    from normkit.layers import (
+        BCN,
+        BGN,
+        BN,
+        BNET,
+        CWN,
+        DN,
+        GBGN,
+        GN,
+        GW,
+        IBN,
+        IEBN,
+        IN,
+        LN,
+        PN,
+        RBN,
+        SN,
+        SSN,
+        UBN,
+        WN,
+        WS,
+        BatchRenorm,
+        FrozenBN,
+        GhostBN,
+        InputNorm,
+        ShiftedBN,
+    )
+    from normkit.layers.base import Normalizer
+    from normkit.layers.following import follow_learning_rate
+    from normkit.layers.norm_act import NormAct
+    from normkit.layers.reasons import why
 
 __version__ = "0.1.0"
 
@@ -158,3 +167,22 @@ __all__ = [
     "WN",
     "WS",
 ]
+
+if not typing.TYPE_CHECKING:  # of a module with __getattr__, type checkers believe every name
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            importlib.import_module("torch")
+            importlib.reload(sys.modules[__name__])  # this file again, now with its imports
+            if name in globals():
+                return globals()[name]
+        elif not name.startswith("_"):
+            try:
+                return importlib.import_module(f"{__name__}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{__name__}.{name}":
+                    raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

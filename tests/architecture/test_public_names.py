@@ -89,3 +89,26 @@ def test_importing_does_no_work() -> None:
     loaded = json.loads(ran.stdout)
     assert "normkit.layers.bn" in loaded  # else the list of modules proves nothing
     assert [m for m in loaded if m.startswith(HEAVY)] == []
+
+
+WITHOUT_TORCH = """
+import pickle, sys
+import normkit
+assert "torch" not in sys.modules
+assert set(normkit.__all__) <= set(dir(normkit))
+assert normkit.errors.NormkitError.__module__ == "normkit.errors"  # a part that needs no torch
+assert "torch" not in sys.modules
+assert not hasattr(normkit, "nothing_of_this_name")
+assert "torch" not in sys.modules
+from normkit import BN, recipes
+assert [name for name in normkit.__all__ if name not in vars(normkit)] == []
+assert BN is normkit.layers.BN
+assert type(pickle.loads(pickle.dumps(BN(4)))) is BN
+operators = sys.modules["torch"]._C._dispatch_get_all_op_names()
+assert any(name.startswith("normkit::") for name in operators)
+"""
+
+
+def test_torch_is_imported_with_the_first_public_name() -> None:
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
