@@ -53,7 +53,7 @@ if typing.TYPE_CHECKING or "torch" in sys.modules:
         disturbed,
         observe,
     )
-    from normkit.engine.backends import use_backend
+    from normkit.engine.dispatch import use_backend
     from normkit.errors import NonFiniteWarning, NormkitError
     from normkit.inspection import Site, Survey, select, survey
     from normkit.layers import (

@@ -95,7 +95,7 @@ def test_the_library_imports_torch_only(file: Path) -> None:
         known = {"torch", "normkit", "rich", "sklearn", "numpy", "scipy", "torchvision"}
     else:
         known = {"torch", "normkit"}
-    if module_of(file).startswith("normkit.engine.triton"):
+    if module_of(file).startswith(("normkit.engine.triton", "normkit.engine.families")):
         known.add("triton")
     foreign = {m.split(".")[0] for m in imports_of(file)} - set(sys.stdlib_module_names)
     assert foreign <= known

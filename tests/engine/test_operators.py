@@ -10,12 +10,13 @@ import torch
 from cases import inputs
 from normkit.core.fusion import Channel, Gate, Memory, Mix, Pool, Ramps
 from normkit.core.layout import Batch, Channels
-from normkit.engine import operators, plain
-from normkit.engine import operators_records as records
+from normkit.engine import plain
+from normkit.engine.compile import graph, records
 from normkit.errors import OptionError
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from normkit.engine import fused, triton_backend
+from normkit.engine.families import fused
+from normkit.engine.triton import passes as triton_passes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPS = torch.ops.normkit
@@ -216,9 +217,9 @@ def test_without_a_gpu_and_interpreter_there_is_an_error(monkeypatch):
 
 def test_a_machine_that_cuts_cells_into_parts(monkeypatch):
     """More parts than a coefficient kernel merges: sizes that the fakes promise must not move."""
-    monkeypatch.setattr(triton_backend, "TILE", 32)
-    monkeypatch.setattr(triton_backend, "_multiprocessors", lambda device: 4096)
-    monkeypatch.setattr(triton_backend, "form_of", triton_backend.form_of.__wrapped__)
+    monkeypatch.setattr(triton_passes, "TILE", 32)
+    monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 4096)
+    monkeypatch.setattr(triton_passes, "form_of", triton_passes.form_of.__wrapped__)
     x = inputs(2, (18, 4), "channels_last", torch.float32, CHANNELS).to(DEVICE)
     for make in DESCRIPTIONS.values():
         parameters, constants, *kind = records.spread(make(), False)
@@ -230,4 +231,4 @@ def test_every_family_is_here():
     """A description that the operators do not know would be lost in a graph."""
     assert {type(make()) for make in DESCRIPTIONS.values()} == set(fused.FAMILIES)
     named = {records.spread(make(), False).family for make in DESCRIPTIONS.values()}
-    assert named == set(records.FAMILIES) == operators.COMPILED.keys() - {"moments"}
+    assert named == set(records.FAMILIES) == graph.COMPILED.keys() - {"moments"}

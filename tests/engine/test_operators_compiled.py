@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
 from cases import inputs
-from normkit.engine import operators
+from normkit.engine.compile import graph
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -76,8 +76,8 @@ def goes(monkeypatch):
     """Sends every family one way."""
 
     def choose(way):
-        for family in operators.COMPILED:
-            monkeypatch.setitem(operators.COMPILED, family, (way, way))
+        for family in graph.COMPILED:
+            monkeypatch.setitem(graph.COMPILED, family, (way, way))
 
     return choose
 

@@ -13,8 +13,9 @@ import normkit as nk
 from cases import ACTIVATION
 from normkit.core.layout import Batch, Channels, Pieces, Pixels
 from normkit.core.pieces import cut
-from normkit.engine import normalize, plain, torch_backend
+from normkit.engine import normalize, plain
 from normkit.engine.epilogue import AffineMap
+from normkit.engine.torch import passes as torch_passes
 
 SPATIAL = st.lists(st.integers(1, 6), max_size=3).map(tuple)
 
@@ -52,24 +53,24 @@ def test_backend_equals_specification(kind, activation, data, n, channels, size)
         assume(Batch.fits(x))
     layout = layouts(data, x)[kind]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_backend, "TILE", data.draw(st.sampled_from([1 << 20, 40, 6])))
+        patch.setattr(torch_passes, "TILE", data.draw(st.sampled_from([1 << 20, 40, 6])))
         check_passes(data, x, layout, activation)
 
 
 def check_passes(data, x, layout, activation):
-    mean, var = torch_backend.moments(x, layout)
+    mean, var = torch_passes.moments(x, layout)
     expected = plain.moments(x, layout)
     torch.testing.assert_close((mean, var), expected)
     scale, shift, constant, slope = (torch.randn_like(mean) for _ in range(4))
     residual = torch.randn_like(x) if data.draw(st.booleans()) else None
     map = AffineMap(scale, shift, residual, activation)
-    y = torch_backend.affine(x, map, layout)
+    y = torch_passes.affine(x, map, layout)
     torch.testing.assert_close(y, plain.affine(x, map, layout))
     assert y.stride() == x.stride()
     grad = torch.randn_like(y)
-    found = torch_backend.sums(grad, x, map, layout, residual is not None)
+    found = torch_passes.sums(grad, x, map, layout, residual is not None)
     torch.testing.assert_close(found, plain.sums(grad, x, map, layout, residual is not None))
-    dx = torch_backend.input_gradient(grad, x, map, constant, slope, layout)
+    dx = torch_passes.input_gradient(grad, x, map, constant, slope, layout)
     spec = plain.input_gradient(grad, x, map, constant, slope, layout)
     torch.testing.assert_close(dx, spec)
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import normkit as nk
 from cases import FORMATS, build, every, inputs, label
-from normkit.engine import torch_backend
+from normkit.engine.torch import passes as torch_passes
 
 FAMILY = [case for case in every() if build(case).card.family]
 PASSES = ("moments", "affine", "sums", "input_gradient")
@@ -27,7 +27,7 @@ def count(monkeypatch):
         return call
 
     for name in PASSES:
-        monkeypatch.setattr(torch_backend, name, counting(name, getattr(torch_backend, name)))
+        monkeypatch.setattr(torch_passes, name, counting(name, getattr(torch_passes, name)))
     return seen
 
 
@@ -102,7 +102,7 @@ def test_only_x_is_kept_for_backward(case, activation, memory):
 @pytest.mark.parametrize("case", FAMILY, ids=label)
 def test_no_hidden_copies(case, memory, monkeypatch):
     """Forward makes one tensor of x's size, y; backward one, dx. Tiles are smaller."""
-    monkeypatch.setattr(torch_backend, "TILE", 1 << 10)
+    monkeypatch.setattr(torch_passes, "TILE", 1 << 10)
     layer = build(case)
     x = inputs(8, (16, 16), memory).requires_grad_()
     grad = torch.randn_like(x)
@@ -119,5 +119,5 @@ def test_tiles_do_not_change_the_numbers(monkeypatch):
     layer, x = nk.GN(8, dtype=torch.float64), inputs(7, (9, 5))
     whole = layer(x)
     for tile in (1, 64, 1000):
-        monkeypatch.setattr(torch_backend, "TILE", tile)
+        monkeypatch.setattr(torch_passes, "TILE", tile)
         torch.testing.assert_close(layer(x), whole)

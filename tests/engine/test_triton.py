@@ -11,12 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import normkit as nk
 from cases import build, every, inputs, label
 from normkit.core.layout import Batch, Channels, Pixels
-from normkit.engine import plain, torch_backend
+from normkit.engine import plain
 from normkit.engine.epilogue import AffineMap
+from normkit.engine.torch import passes as torch_passes
 from normkit.errors import OptionError
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
-triton_backend = pytest.importorskip("normkit.engine.triton_backend")
+triton_passes = pytest.importorskip("normkit.engine.triton.passes")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -68,7 +69,7 @@ def no_worse(found, reference, truth, terms, depth):
 
 def additions(layout, x):
     """How many additions stand behind each other in a reduction: turns of a lane, then a tree."""
-    form = triton_backend.form_of(tuple(layout.view(x).shape))
+    form = triton_passes.form_of(tuple(layout.view(x).shape))
     return form.positions / form.tile_positions + form.tile_positions.bit_length() + 2
 
 
@@ -94,8 +95,8 @@ def check_reductions_and_maps(x, layout, activation):
     wide, depth = x.double(), additions(layout, x)
     size = plain.moments(wide.abs(), layout)[0], plain.moments(wide, layout)[1]
     found = zip(
-        triton_backend.moments(x, layout),
-        torch_backend.moments(x, layout),
+        triton_passes.moments(x, layout),
+        torch_passes.moments(x, layout),
         plain.moments(wide, layout),
         (size[0], size[1] + size[0].square()),
         strict=True,
@@ -108,16 +109,16 @@ def check_reductions_and_maps(x, layout, activation):
         map = AffineMap(a, b, residual, activation)
         exact = AffineMap(*(doubled(t) for t in map[:3]), activation)
         sizes = AffineMap(*(doubled(t, absolute=True) for t in map[:3]), "none")
-        y = triton_backend.affine(x, map, layout)
+        y = triton_passes.affine(x, map, layout)
         assert y.stride() == x.stride()
         assert y.dtype == x.dtype
-        theirs = torch_backend.affine(x, map, layout)
+        theirs = torch_passes.affine(x, map, layout)
         truth, terms = plain.affine(wide, exact, layout), plain.affine(wide.abs(), sizes, layout)
         no_worse(y, theirs, truth, terms, MAP)
         keep = residual is not None
         found = zip(
-            triton_backend.sums(grad, x, map, layout, keep),
-            torch_backend.sums(grad, x, map, layout, keep),
+            triton_passes.sums(grad, x, map, layout, keep),
+            torch_passes.sums(grad, x, map, layout, keep),
             plain.sums(grad.double(), wide, exact, layout, keep),
             plain.sums(grad.double().abs(), wide.abs(), sizes, layout, keep),
             strict=True,
@@ -128,8 +129,8 @@ def check_reductions_and_maps(x, layout, activation):
                 no_worse(mine, theirs, truth, terms, depth + MAP)
         # what the moments add comes after the residual, and does not know of it
         for extra in ((None, None), (c0, None), (c0, c1))[2 * keep :]:
-            mine = triton_backend.input_gradient(grad, x, map, *extra, layout)
-            theirs = torch_backend.input_gradient(grad, x, map, *extra, layout)
+            mine = triton_passes.input_gradient(grad, x, map, *extra, layout)
+            theirs = torch_passes.input_gradient(grad, x, map, *extra, layout)
             exact_extra = [doubled(t) for t in extra]
             truth = plain.input_gradient(grad.double(), wide, exact, *exact_extra, layout)
             size_extra = [doubled(t, absolute=True) for t in extra]
@@ -151,7 +152,7 @@ def test_moments_do_not_cancel():
     x[:, :, :100] = 0
     for laid in both(x):
         for layout in (Channels(laid), *([Batch(laid)] if Batch.fits(laid) else [])):
-            mean, var = triton_backend.moments(laid, layout)
+            mean, var = triton_passes.moments(laid, layout)
             exact = plain.moments(laid.double(), layout)
             torch.testing.assert_close(mean.double(), exact[0], rtol=1e-6, atol=0)
             torch.testing.assert_close(var.double(), exact[1], rtol=1e-5, atol=0)
@@ -159,29 +160,29 @@ def test_moments_do_not_cancel():
 
 def test_many_splits(monkeypatch):
     """Cells cut into parts, the last one shorter, merge to the same moments and sums."""
-    monkeypatch.setattr(triton_backend, "_multiprocessors", lambda device: 4)
-    monkeypatch.setattr(triton_backend, "TILE", 64)
-    triton_backend.form_of.cache_clear()
-    triton_backend.splits_of.cache_clear()
+    monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 4)
+    monkeypatch.setattr(triton_passes, "TILE", 64)
+    triton_passes.form_of.cache_clear()
+    triton_passes.splits_of.cache_clear()
     try:
         x = torch.randn(2, 3, 37, 11, device=DEVICE)
         for laid in both(x):
             for layout in layouts(laid):
-                form = triton_backend.form_of(tuple(layout.view(laid).shape))
+                form = triton_passes.form_of(tuple(layout.view(laid).shape))
                 torch.testing.assert_close(
-                    triton_backend.moments(laid, layout), plain.moments(laid, layout)
+                    triton_passes.moments(laid, layout), plain.moments(laid, layout)
                 )
                 a = torch.randn(layout.rows, layout.columns, device=DEVICE)
                 args = (laid, laid, AffineMap(a, a, None, "relu"), layout, False)
-                for mine, theirs in zip(triton_backend.sums(*args), plain.sums(*args), strict=True):
+                for mine, theirs in zip(triton_passes.sums(*args), plain.sums(*args), strict=True):
                     if mine is not None:
                         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
-                splits, span = triton_backend.splits_of(form, 4)
+                splits, span = triton_passes.splits_of(form, 4)
                 assert (splits - 1) * span < form.positions <= splits * span
         assert splits > 1
     finally:
-        triton_backend.form_of.cache_clear()
-        triton_backend.splits_of.cache_clear()
+        triton_passes.form_of.cache_clear()
+        triton_passes.splits_of.cache_clear()
 
 
 SERVED = [c for c in every() if not (c[0] == "bgn" and c[1].get("groups") == 5)]
@@ -268,7 +269,7 @@ class TestChoice:
 @pytest.mark.parametrize("name", nk.names("activation"))
 def test_fake_tensors_launch_nothing(name, monkeypatch):
     """On a GPU they have the address 0, and kernels would write there."""
-    monkeypatch.setattr(triton_backend, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 132)
     with FakeTensorMode():
         layer = nk.make(name, 8, device="cuda")
         x = torch.empty(4, 8, 5, 5, device="cuda")

@@ -9,11 +9,12 @@ from cases import inputs
 from normkit.core.fusion import Condensation
 from normkit.core.layout import Channels
 from normkit.core.moments import Moments
-from normkit.engine import condensation, plain
-from normkit.engine.condensation import condensation_score, update_score
+from normkit.engine import plain
+from normkit.engine.torch.operations import condensation_score
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from normkit.engine import triton_backend
+from normkit.engine.families import condensation
+from normkit.engine.triton import passes as triton_passes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BOTH = pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
@@ -31,13 +32,13 @@ def _nan_in_new_memory():
 @pytest.fixture(params=["small", "large"])
 def machine(request, monkeypatch):
     """A large one cuts cells into parts, and a read into programs."""
-    whole = triton_backend.form_of
-    caches = triton_backend._moments, condensation._launches
+    whole = triton_passes.form_of
+    caches = triton_passes._moments, condensation._launches
     if request.param == "large":
-        monkeypatch.setattr(triton_backend, "_multiprocessors", lambda device: 64)
+        monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 64)
         monkeypatch.setattr(condensation, "WIDTH", 16)
         monkeypatch.setattr(
-            triton_backend,
+            triton_passes,
             "form_of",
             lambda shape: whole(shape)._replace(tile_positions=16, tile_cells=8),
         )
@@ -53,10 +54,12 @@ def updated(x, samples, factor=1.0):
     layout = Channels(x)
     score = torch.full((1,), START, device=DEVICE)
     arrivals = torch.zeros((), dtype=torch.int32, device=DEVICE)
-    parts = triton_backend.moment_parts(x, layout)
+    parts = triton_passes.moment_parts(x, layout)
     for _ in range(2):  # the counter must be ready again
         score.fill_(START)
-        update_score(x, parts, layout, score, Condensation(samples, DECAY, factor, arrivals))
+        condensation.update_score(
+            x, parts, layout, score, Condensation(samples, DECAY, factor, arrivals)
+        )
         assert arrivals == 0
     return score, parts
 

@@ -12,7 +12,7 @@ import normkit as nk
 from cases import inputs
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from normkit.engine import fused_depthwise
+from normkit.engine.families import depthwise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = {
@@ -121,7 +121,7 @@ def test_checkpointing_counts_once(name):
 def test_other_kernels_take_the_general_way():
     layer = nk.BNET(8, kernel_size=5)
     x = inputs(4, (6, 6), dtype=torch.float32)
-    assert not fused_depthwise.serves(x, layer.weight)
+    assert not depthwise.serves(x, layer.weight)
     twin = copy.deepcopy(layer)
     with nk.use_backend("triton"):
         found = layer(x)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from normkit.engine import filters
+from normkit.engine import special
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -46,7 +46,7 @@ def test_the_backward_of_a_backward(outside):
         return torch.autograd.grad(first.square().sum(), [weight, grad])
 
     with nk.use_backend("triton"):
-        found = penalty(filters.standardized_filters(weight, 9, 1e-3, outside))
+        found = penalty(special.standardized_filters(weight, 9, 1e-3, outside))
     apart = weight - weight.mean((1, 2), keepdim=True)
     square = apart.square().sum((1, 2), keepdim=True) / 9
     expected = penalty(apart / (square.sqrt() + 1e-3 if outside else (square + 1e-3).sqrt()))
@@ -57,5 +57,5 @@ def test_the_backward_of_a_backward(outside):
 def test_filters_of_one_size_only():
     """Too long for registers, or a single weight: the general way."""
     with nk.use_backend("triton"):
-        for shape in ((2, filters.MOST + 1), (2, 1, 1, 1)):
-            assert filters.standardized_filters(torch.randn(shape), 9, 1e-5, False) is None
+        for shape in ((2, special.MOST + 1), (2, 1, 1, 1)):
+            assert special.standardized_filters(torch.randn(shape), 9, 1e-5, False) is None

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
-from normkit.engine import filters_together
-from normkit.engine.filters_together import WIDTH, standardized_together
+from normkit.engine.special import standardized_together
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from normkit.engine.families import filters
+from normkit.engine.families.filters import WIDTH
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # one weight short of a filter of two parts, just two parts, a small one, and a vector
@@ -88,11 +89,11 @@ def network() -> nn.Sequential:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many weights each call for several has computed."""
     calls: list[int] = []
-    apply = filters_together._Together.apply
+    apply = filters._Together.apply
     monkeypatch.setattr(
-        filters_together._Together,
+        filters._Together,
         "apply",
-        lambda *given: calls.append(len(given) - 3) or apply(*given),
+        lambda *given: calls.append(len(given) - 4) or apply(*given),
     )
     return calls
 

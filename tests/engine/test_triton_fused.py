@@ -17,7 +17,8 @@ from normkit.engine import plain
 from normkit.errors import NonFiniteWarning
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from normkit.engine import fused, triton_backend
+from normkit.engine.families import fused
+from normkit.engine.triton import passes as triton_passes
 
 PASSES = ("moments", "affine", "sums", "gradient")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -70,15 +71,15 @@ def layer(request):
 @pytest.fixture
 def machine(request, monkeypatch):
     """A large one cuts long cells into parts."""
-    whole = triton_backend.form_of
+    whole = triton_passes.form_of
     if request.param == "large":
-        monkeypatch.setattr(triton_backend, "_multiprocessors", lambda device: 64)
+        monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 64)
         monkeypatch.setattr(
-            triton_backend,
+            triton_passes,
             "form_of",
             lambda shape: whole(shape)._replace(tile_positions=4, tile_cells=8),
         )
-    caches = [getattr(triton_backend, f"_{name}") for name in PASSES]
+    caches = [getattr(triton_passes, f"_{name}") for name in PASSES]
     for cache in caches:
         cache.cache_clear()
     yield request.param
@@ -111,8 +112,8 @@ def test_equal_to_the_generic_path(layer, activation, memory, machine):
     """Output, every gradient, every buffer; against the torch backend in float64."""
     exact = copy.deepcopy(layer).double()
     x = inputs(5, (5, 3), memory, torch.float32, layer.channels).to(DEVICE)
-    form = triton_backend.form_of(tuple(layer.cells(x).view(x).shape))
-    splits, _ = triton_backend.splits_of(form, triton_backend._multiprocessors(x.device))
+    form = triton_passes.form_of(tuple(layer.cells(x).view(x).shape))
+    splits, _ = triton_passes.splits_of(form, triton_passes._multiprocessors(x.device))
     assert splits > 1 or machine == "small"
     residual, grad = torch.randn_like(x), torch.randn_like(x)
     # no value so near 0 that rounding decides on which side of a ReLU it falls
@@ -138,7 +139,7 @@ def test_it_is_the_fused_path(layer, monkeypatch):
     def refuse(*args):
         raise AssertionError("generic path")
 
-    monkeypatch.setattr(triton_backend, "moments", refuse)
+    monkeypatch.setattr(triton_passes, "moments", refuse)
     with nk.use_backend("triton"):
         layer(inputs(dtype=torch.float32, channels=layer.channels).to(DEVICE))
 

@@ -11,11 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
 from cases import inputs
-from normkit.engine import torch_backend
+from normkit.engine.torch import passes as torch_passes
 from normkit.errors import NonFiniteWarning
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from normkit.engine import fused_mix, triton_backend
+from normkit.engine.families import mix
+from normkit.engine.triton import passes as triton_passes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = {
@@ -55,26 +56,26 @@ def layer(request):
 @pytest.fixture(params=["small", "parts", "many"])
 def machine(request, monkeypatch):
     """One part a cell; a few, which the kernels merge; or so many that they are merged before."""
-    whole = triton_backend.form_of
+    whole = triton_passes.form_of
     if request.param != "small":
-        monkeypatch.setattr(triton_backend, "_multiprocessors", lambda device: 64)
+        monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 64)
         monkeypatch.setattr(
-            triton_backend,
+            triton_passes,
             "form_of",
             lambda shape: whole(shape)._replace(tile_positions=4, tile_cells=8),
         )
-        monkeypatch.setattr(fused_mix, "WIDTH", 4)
-        monkeypatch.setattr(fused_mix, "HIGH", 2)
+        monkeypatch.setattr(mix, "WIDTH", 4)
+        monkeypatch.setattr(mix, "HIGH", 2)
     if request.param == "many":
-        monkeypatch.setattr(fused_mix, "FEW", 1)
+        monkeypatch.setattr(mix, "FEW", 1)
     caches = [
-        triton_backend._moments,
-        triton_backend._sums,
-        triton_backend._affine,
-        triton_backend._gradient,
-        triton_backend.splits_of,
-        fused_mix._map,
-        fused_mix._gradient,
+        triton_passes._moments,
+        triton_passes._sums,
+        triton_passes._affine,
+        triton_passes._gradient,
+        triton_passes.splits_of,
+        mix._map,
+        mix._gradient,
     ]
     for cache in caches:
         cache.cache_clear()
@@ -112,7 +113,7 @@ def compared(layer, x, activation):
 )
 def test_equal_to_the_generic_path(layer, activation, memory, machine):
     x = inputs(5, (3, 3), memory, torch.float32, layer.channels).to(DEVICE)
-    parts = triton_backend.moment_parts(x, layer.cells(x))
+    parts = triton_passes.moment_parts(x, layer.cells(x))
     assert (parts.splits > 1) == (machine != "small")
     compared(layer, x, activation)
 
@@ -161,13 +162,13 @@ def test_the_backward_of_a_backward(layer):
 @BOTH
 def test_four_launches_each_way(memory, monkeypatch):
     started = []
-    call = triton_backend.Launch.__call__
+    call = triton_passes.Launch.__call__
 
     def counted(self, *tensors):
         started.append(self.kernel)
         return call(self, *tensors)
 
-    monkeypatch.setattr(triton_backend.Launch, "__call__", counted)
+    monkeypatch.setattr(triton_passes.Launch, "__call__", counted)
     x = inputs(2, (3, 3), memory, torch.float32).to(DEVICE).requires_grad_()
     with nk.use_backend("triton"):
         y = nk.SN(8).to(DEVICE)(x)
@@ -182,8 +183,8 @@ def test_it_is_the_fused_path(layer, monkeypatch):
     def refuse(*args):
         raise AssertionError("generic path")
 
-    monkeypatch.setattr(triton_backend, "moments", refuse)
-    monkeypatch.setattr(torch_backend, "moments", refuse)
+    monkeypatch.setattr(triton_passes, "moments", refuse)
+    monkeypatch.setattr(torch_passes, "moments", refuse)
     with nk.use_backend("triton"):
         y = layer(inputs(dtype=torch.float32, channels=layer.channels).to(DEVICE))
     assert torch.isfinite(y).all()

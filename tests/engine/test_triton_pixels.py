@@ -12,7 +12,8 @@ from cases import inputs
 from normkit.errors import OptionError
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from normkit.engine import pixel_launches, triton_backend, triton_pixel_turns, triton_pixels
+from normkit.engine.families import pixel
+from normkit.engine.triton import passes as triton_passes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = {
@@ -45,14 +46,14 @@ def layer(request):
 def machine(request, monkeypatch):
     """Small tiles and several of them a program; or less room than a pixel has channels."""
     if request.param != "whole":
-        monkeypatch.setattr(pixel_launches, "TILE", 16)
-        monkeypatch.setattr(pixel_launches, "SIDE_BY_SIDE", 4)
-        monkeypatch.setattr(triton_backend, "PROGRAMS", 3)
+        monkeypatch.setattr(pixel, "TILE", 16)
+        monkeypatch.setattr(pixel, "SIDE_BY_SIDE", 4)
+        monkeypatch.setattr(triton_passes, "PROGRAMS", 3)
     if request.param == "turns":
-        monkeypatch.setattr(pixel_launches, "MOST", 1)
-        monkeypatch.setattr(pixel_launches, "MOST_LAST", 1)
-        monkeypatch.setattr(pixel_launches, "TILE", 8)
-    caches = pixel_launches._map, pixel_launches._gradient
+        monkeypatch.setattr(pixel, "MOST", 1)
+        monkeypatch.setattr(pixel, "MOST_LAST", 1)
+        monkeypatch.setattr(pixel, "TILE", 8)
+    caches = pixel._map, pixel._gradient
     for cache in caches:
         cache.cache_clear()
     yield request.param
@@ -87,8 +88,8 @@ def test_equal_to_the_generic_path(layer, memory, machine):
     number = 2 * ("whole", "cut", "turns").index(machine) + (memory == "channels_last")
     activation = ("none", "relu", "silu", "silu", "none", "relu")[number]
     x = inputs(3, (3, 2), memory, torch.float32, layer.channels).to(DEVICE)
-    form = pixel_launches._form(layer.channels, 6, memory == "channels_last")
-    turns = form.kernels is triton_pixel_turns
+    form = pixel._form(layer.channels, 6, memory == "channels_last")
+    turns = pixel.pixel_turns_map_kernel in form.kernels
     assert turns == (machine == "turns")
     assert turns == (form.channels < layer.channels) or layer.channels == 2
     compared(layer, x, activation)
@@ -157,13 +158,13 @@ def test_the_backward_of_a_backward(layer, memory):
 def started(monkeypatch):
     """The kernels that were launched."""
     found = []
-    call = triton_backend.Launch.__call__
+    call = triton_passes.Launch.__call__
 
     def counted(self, *tensors):
         found.append(self.kernel)
         return call(self, *tensors)
 
-    monkeypatch.setattr(triton_backend.Launch, "__call__", counted)
+    monkeypatch.setattr(triton_passes.Launch, "__call__", counted)
     return found
 
 
@@ -172,32 +173,32 @@ def test_one_launch_forward_two_backward(memory, started):
     x = inputs(2, (3, 3), memory, torch.float32).to(DEVICE).requires_grad_()
     with nk.use_backend("triton"):
         y = nk.PN(8).to(DEVICE)(x)
-        assert started == [triton_pixels.pixel_map_kernel]
+        assert started == [pixel.pixel_map_kernel]
         y.sum().backward()
     assert started[1:] == [
-        triton_pixels.pixel_gradient_kernel,
-        triton_pixels.parameter_gradient_kernel,
+        pixel.pixel_gradient_kernel,
+        pixel.parameter_gradient_kernel,
     ]
 
 
 def test_more_pixels_than_other_kernels_serve(started, monkeypatch):
     """why() asked for pixels as cells of the general passes, whose grids hold 65,535 tiles of
     them; so it named torch, or no backend at all, where the kernels of this file ran."""
-    monkeypatch.setattr(triton_backend, "GRID_LIMIT", 1)
-    triton_backend._serves.cache_clear()
+    monkeypatch.setattr(triton_passes, "GRID_LIMIT", 1)
+    triton_passes._serves.cache_clear()
     layer, x = nk.PN(4).to(DEVICE), inputs(2, (5, 5), dtype=torch.float32, channels=4).to(DEVICE)
     try:
         with nk.use_backend("triton"):
             assert nk.why(layer, x) == "pn runs on triton (forced)."
             layer(x)
-            assert started == [triton_pixels.pixel_map_kernel]
+            assert started == [pixel.pixel_map_kernel]
             wide = torch.randn(2, 4, 5, 5, device=DEVICE).to(memory_format=torch.channels_last)
             said = nk.why(layer, wide)  # two blocks of channels: more than there may be
             with pytest.raises(OptionError, match="more cells than a kernel's grid holds"):
                 layer(wide)
         assert said.startswith("pn runs on no backend: Triton is asked for, but more cells")
     finally:
-        triton_backend._serves.cache_clear()
+        triton_passes._serves.cache_clear()
 
 
 def test_an_in_place_activation_may_follow():

@@ -8,7 +8,7 @@ from torch import nn
 
 import normkit as nk
 from normkit import inspection
-from normkit.engine.backends import use_backend
+from normkit.engine.dispatch import use_backend
 from normkit.inspection.keepers import Keeper, table_of
 from normkit.inspection.keeping import reader_of, running_of
 from normkit.inspection.tally import Pooling

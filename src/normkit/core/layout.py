@@ -261,3 +261,8 @@ def is_channels_last(x: Tensor) -> bool:
     if x.dim() == 4:  # without making a view
         return x.is_contiguous(memory_format=torch.channels_last)
     return x.dim() > 2 and x.movedim(1, -1).is_contiguous()
+
+
+def dense(x: Tensor) -> Tensor:
+    """x itself if it is contiguous or channels_last, else a contiguous copy."""
+    return x if x.is_contiguous() or is_channels_last(x) else x.contiguous()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.core.layout import Batch, Channels
+from normkit.core.layout import Batch, Channels, dense
 from normkit.core.moments import Moments
 from normkit.core.running import is_recomputation
 from normkit.diagnosis.activations import AfterActivation
@@ -17,8 +17,8 @@ from normkit.diagnosis.measures import condensation
 from normkit.diagnosis.summing import numbers_of
 from normkit.diagnosis.tapping import is_of_channels, tap
 from normkit.diagnosis.watching import Watch, measurable
-from normkit.engine import native
-from normkit.engine.normalize import dense, moments
+from normkit.engine.normalize import moments
+from normkit.engine.torch import passes as torch_passes
 from normkit.inspection import Site
 from normkit.layers.base import Normalizer
 
@@ -124,7 +124,7 @@ def quick_table(x: Tensor, axis: int = 1, *, each: bool = False) -> Moments:
     Of each sample if that is asked for, or no slower.
     """
     x = dense(x if axis == 1 else x.movedim(axis, 1))
-    if not each and native.serves(x):  # one call, for any memory
-        mean, var = native.moments_of_batch(x)
+    if not each and torch_passes.has_native(x):  # one call, for any memory
+        mean, var = torch_passes.moments_of_batch(x)
         return Moments(mean[None], var[None], x.numel() // x.shape[1])
     return moments(x, Batch.of if not each and Batch.fits(x) else Channels.of)

@@ -16,17 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from normkit.core.fusion import Fusion
-from normkit.core.layout import Batch, Channels, Layout, is_channels_last
+from normkit.core.layout import Batch, Channels, Layout, dense
 from normkit.core.moments import Coefficients, Moments
-from normkit.engine import operators, plain
-from normkit.engine.backends import choose
+from normkit.engine import plain
+from normkit.engine.compile import graph
+from normkit.engine.dispatch import choose, expression_wanted
 from normkit.engine.epilogue import AffineMap, check
-
-# looked up once: every forward asks, more than once
-_transforms, _tracing = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
 
 CoefficientFunction = Callable[[Moments | None], Coefficients]
 
@@ -50,7 +47,7 @@ def normalize(
     x = dense(x)
     layout = cells(x)
     if expression_wanted():
-        found = Moments(*operators.moments(x, layout), layout.count) if use_moments else None
+        found = Moments(*graph.moments(x, layout), layout.count) if use_moments else None
         tables = _tables(coefficients(found), layout)
         return plain.affine(x, AffineMap(*tables, residual, activation), layout)
     link, found, through = None, None, x
@@ -79,13 +76,13 @@ def fused(
     check(x, residual, activation)
     if expression_wanted():
         x = dense(x)
-        return operators.fused(x, fusion, residual, activation, cells(x))
+        return graph.fused(x, fusion, residual, activation, cells(x))
     x = dense(x)
     layout = cells(x)
     backend = choose(x, layout)
     if not (hasattr(backend, "moment_parts") and isinstance(layout, Batch | Channels)):
         return None
-    from normkit.engine import fused as fast  # needs Triton, which is here
+    from normkit.engine.families import fused as fast  # needs Triton, which is here
 
     return fast.fused(x, fusion, residual, activation, layout)
 
@@ -95,24 +92,9 @@ def moments(x: Tensor, cells: Callable[[Tensor], Layout] = Channels) -> Moments:
     x = dense(x)
     layout = cells(x)
     if expression_wanted():
-        return Moments(*operators.moments(x, layout), layout.count)
+        return Moments(*graph.moments(x, layout), layout.count)
     _, mean, var = _Moments.apply(x, layout, _Link())
     return Moments(mean, var, layout.count)
-
-
-def dense(x: Tensor) -> Tensor:
-    """x itself if it is contiguous or channels_last, else a contiguous copy."""
-    return x if x.is_contiguous() or is_channels_last(x) else x.contiguous()
-
-
-def expression_wanted() -> bool:
-    """Whether someone looks into the arithmetic: compilers, transforms, tracers, dual numbers."""
-    return (
-        torch.compiler.is_compiling()
-        or _transforms()
-        or _tracing() is not None
-        or forward_ad._current_level >= 0
-    )
 
 
 def _tables(found: Coefficients, layout: Layout) -> tuple[Tensor, Tensor]:

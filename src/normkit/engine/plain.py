@@ -75,3 +75,23 @@ def _before(grad: Tensor, x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
     if map.residual is not None:
         pre = pre + layout.view(map.residual)
     return before(g, pre, map.act)
+
+
+def pixels(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    eps: float,
+    correction: int,
+    act: str,
+) -> Tensor:
+    """Positional normalization: statistics of each pixel, parameters of each channel."""
+    wide = x.to(statistics_dtype(x.dtype))
+    apart = wide - wide.mean(1, keepdim=True)
+    square = apart.square().sum(1, keepdim=True)
+    y = apart * torch.rsqrt(square / (x.shape[1] - correction) + eps)
+    if weight is not None and bias is not None:
+        shape = (-1, *(1,) * (x.dim() - 2))
+        y = y * weight.view(shape) + bias.view(shape)
+    return epilogue(y, residual, act).to(x.dtype)

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from normkit.core.layout import Channels, Layout
+from normkit.core.layout import Channels, Layout, dense
 from normkit.core.moments import Moments
 from normkit.core.precision import widest
 from normkit.engine import plain
-from normkit.engine.normalize import dense
 from normkit.errors import OptionError, ShapeError
 from normkit.inspection.tally import Tally
 

@@ -13,9 +13,10 @@ from normkit.core.fusion import Fusion, Pool
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.trained import TrainedBN
-from normkit.engine.depthwise import depthwise, normalized_depthwise
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
+from normkit.engine.special import normalized_depthwise
+from normkit.engine.torch.operations import depthwise
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer
 

@@ -12,7 +12,7 @@ from normkit.core.messages import title
 from normkit.core.moments import per_channel
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
-from normkit.engine.whitening import whiten_groups
+from normkit.engine.torch.operations import whiten_groups
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.base import Normalizer
 

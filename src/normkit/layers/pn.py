@@ -10,9 +10,9 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.layout import Layout, Pixels
 from normkit.core.moments import Coefficients, Moments, per_channel
-from normkit.engine.fused_pixel import fused_pixels, needed
 from normkit.engine.normalize import moments as moments_of
 from normkit.engine.normalize import normalize
+from normkit.engine.special import fused_pixels, needed
 from normkit.errors import OptionError
 from normkit.layers.base import Normalizer
 

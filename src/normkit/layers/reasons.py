@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from normkit.core.layout import Channels
-from normkit.engine.backends import reason
-from normkit.engine.filters import MOST
-from normkit.engine.normalize import dense
+from normkit.core.layout import Channels, dense
+from normkit.engine.dispatch import reason
+from normkit.engine.special import MOST
 from normkit.errors import OptionError
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct

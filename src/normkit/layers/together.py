@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.hooks import RemovableHandle
 
-from normkit.engine.filters import wanted_type
-from normkit.engine.filters_together import standardized_together
-from normkit.engine.normalize import expression_wanted
+from normkit.engine.dispatch import expression_wanted
+from normkit.engine.special import standardized_together, wanted_type
 from normkit.layers.ws import WS
 
 

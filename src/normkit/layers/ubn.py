@@ -12,11 +12,11 @@ from normkit.core.fusion import Condensation, Fusion, Gate
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.running import is_recomputation
 from normkit.core.trained import TrainedBN
-from normkit.engine.condensation import condensation_score
-from normkit.engine.depthwise import depthwise, normalized_depthwise
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
+from normkit.engine.special import normalized_depthwise
+from normkit.engine.torch.operations import condensation_score, depthwise
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer, over_runs
 from normkit.layers.bnet import KERNEL_STARTS, centre, check_dims, odd, start_kernel

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.messages import title
-from normkit.engine.filters import standardized_filters, wanted_type
+from normkit.engine.special import standardized_filters, wanted_type
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.weight import WeightNormalizer, centred, constant, energy, fan_in, length
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from normkit.core.moments import Moments
 from normkit.core.precision import without_autocast
-from normkit.engine.condensation import condensation_score
+from normkit.engine.torch.operations import condensation_score
 from normkit.errors import ShapeError
 
 

@@ -1,0 +1,1 @@
+"""What torch.compile gets of a layer."""

@@ -1,0 +1,1 @@
+"""Layers whose coefficients Triton makes in one kernel. Only imported where Triton is."""

@@ -1,0 +1,114 @@
+"""A whole layer with its coefficients in one kernel each way: the autograd function.
+
+Three launches forward (moments, coefficients, map), three backward (sums, coefficients, dx). What
+is peculiar to a family stands in its file: pool, gate, channel, mix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool, kept_dense, lie_dense
+from normkit.core.moments import Moments
+from normkit.engine import plain
+from normkit.engine.epilogue import AffineMap
+from normkit.engine.families import channel, gate, mix, pool
+from normkit.engine.families.family import ChannelLayout, Family
+from normkit.engine.triton import passes
+
+FAMILIES: dict[type, Family] = {
+    Pool: pool,
+    Gate: gate,
+    Channel: channel,
+    Mix: mix,
+}
+
+
+def fused(
+    x: Tensor, fusion: Fusion, residual: Tensor | None, act: str, layout: ChannelLayout
+) -> tuple[Tensor, Tensor, int, Tensor | None] | None:
+    """The layer's output; the tables that were made and where in them the statistics of the batch
+    begin, which carry no gradient; and the gates if they are kept. None if its tensors have gaps.
+    """
+    family = FAMILIES[type(fusion)]
+    parameters = family.parameters(fusion)
+    if not (lie_dense(*parameters) and kept_dense(fusion)):
+        return None
+    return _Fused.apply(x, residual, fusion, act, layout, family, *parameters)
+
+
+class _Fused(torch.autograd.Function):
+    """The same numbers as the generic path gives; here without tables in between."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        fusion: Fusion,
+        act: str,
+        layout: ChannelLayout,
+        family: Family,
+        *parameters: Tensor | None,
+    ) -> Any:
+        parts = passes.moment_parts(x, layout)
+        tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
+        y = passes.apply_map(x, tables, period, residual, act, layout)
+        ctx.save_for_backward(x, residual if act != "none" else None, tables, *parameters)
+        ctx.given = fusion, act, layout, family, period
+        ctx.mark_non_differentiable(tables)
+        ctx.set_materialize_grads(False)
+        return y, tables, statistics, gates
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad, _, _, grad_gates = grads
+        x, residual, tables, *parameters = ctx.saved_tensors
+        fusion, act, layout, family, period = ctx.given
+        if grad is None:
+            grad = torch.zeros_like(x)
+        if torch.is_grad_enabled():
+            return _again(ctx, grad, grad_gates, tables, [x, residual, *parameters])
+        needs = ctx.needs_input_grad
+        parts, dr = passes.sum_parts(grad, x, tables, period, residual, act, layout, needs[1])
+        extra, found = family.gradients(x, parts, fusion, layout, tables, grad_gates)
+        dx = None
+        if needs[0]:
+            dx = passes.apply_gradient(grad, x, tables, period, residual, act, extra, layout)
+        wanted = [
+            None if p is None or not need or d is None else d if d.dtype == p.dtype else d.to(p)
+            for d, p, need in zip(found, parameters, needs[6:], strict=True)
+        ]
+        return dx, dr, None, None, None, None, *wanted
+
+
+def _again(
+    ctx: Any, grad: Tensor, grad_gates: Tensor | None, tables: Tensor, given: list[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """The backward of a backward: through the plain expression, which autograd differentiates."""
+    x, residual, *parameters = given
+    assert x is not None
+    fusion, act, layout, family, _ = ctx.given
+    moments = Moments(*plain.moments(x, layout), layout.count)
+    map, gates = family.expression(fusion, moments, tuple(parameters), tables)
+    size = (layout.rows, layout.columns)
+    scale, shift = (t.expand(size) for t in map)
+    y = plain.affine(x, AffineMap(scale, shift, residual, act), layout)
+    needs = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], *ctx.needs_input_grad[6:]]
+    inputs = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
+    outputs, outer = [y], [grad]
+    if gates is not None and grad_gates is not None:
+        outputs, outer = [y, gates], [grad, grad_gates]
+    flowing = iter(
+        torch.autograd.grad(outputs, inputs, outer, create_graph=True, allow_unused=True)
+    )
+    back = [
+        next(flowing) if need and t is not None else None
+        for t, need in zip(given, needs, strict=True)
+    ]
+    if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
+        back[1] = grad
+    return back[0], back[1], None, None, None, None, *back[2:]

@@ -1,0 +1,429 @@
+"""Switchable normalization: mixtures of statistics, two small kernels each way.
+
+With m, v the moments of a sample and channel, M, V their pool over the channels of a sample, μ, s
+that over the samples, and shares p and q that are softmaxes of learned weights:
+
+    mean = p₀m + p₁M + p₂μ,   var = q₀v + q₁V + q₂s,   r = 1/√(var + ε),   a = γr,   b = β − mean·a
+
+A sample's pool needs all channels, a channel's all samples: first kernels that own samples, then
+kernels that own channels. One tensor holds what is made: the map (2, N, C), the moments (2, N, C),
+μ and s (2, C), M and V (2, N).
+
+Backward, from the sums da = Σ g·x and db = Σ g of each cell.
+
+    U = −γr·db is the gradient of mean,   W = −½γr³·(da − mean·db) that of var
+    dv = q₀W + q₁ΣcW/C + q₂ΣnW/N
+    dm = p₀U + p₁ΣcU/C + p₂ΣnU/N + 2q₁(m − M)·ΣcW/C + 2q₂(m − μ)·ΣnW/N
+
+and each share's gradient is ΣU or ΣW times what it is the share of.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from normkit.core.fusion import Mix
+from normkit.core.moments import Coefficients, Moments
+from normkit.engine.families.family import ChannelLayout, FamilyTables
+from normkit.engine.families.gate import COLUMNS, FEW
+from normkit.engine.triton import passes, stages
+from normkit.engine.triton.launch import Launch
+
+WIDTH = 1024  # channels of a sample at once
+HIGH = 128  # samples of a channel at once
+
+
+def parameters(fusion: Mix) -> tuple[Tensor | None, ...]:
+    return fusion.weight, fusion.bias, fusion.mean_weight, fusion.var_weight
+
+
+def coefficients(
+    x: Tensor, parts: passes.Parts, fusion: Mix, layout: ChannelLayout
+) -> FamilyTables:
+    if parts.splits > FEW:
+        parts = passes.merged(x, parts, layout, sums=True)
+    channels, rows = x.shape[1], layout.rows
+    memory, given = fusion.memory, fusion.given
+    tables = passes.table(x, (4 * channels + 2) * rows + 2 * channels)
+    samples, map = _map(
+        (rows, channels, layout.count, parts.splits, parts.span),
+        (fusion.unbias, fusion.eps),
+        (0.0, 1.0) if memory is None else memory[5:],
+        (*_flags(fusion), memory is not None),
+    )
+    samples(parts.tables, tables)
+    if given is None and memory is not None:
+        given = memory.mean, memory.second
+    map(
+        tables,
+        *parameters(fusion),
+        *((None, None) if given is None else given),
+        *((None,) * 3 if memory is None else memory[2:5]),
+    )
+    return FamilyTables(tables, rows * channels, 4 * rows * channels, None)
+
+
+@lru_cache(maxsize=4096)
+def _map(sizes: Any, numbers: Any, memory: Any, flags: Any) -> tuple[Launch, Launch]:
+    rows, channels = sizes[:2]
+    unbias, eps = numbers
+    width = min(passes.power_of_two(channels), WIDTH)
+    samples = Launch(mix_samples_kernel, (rows,), (*sizes, unbias), (width,))
+    numbers, (grid, tile) = (rows, channels, eps, *memory), _tile(rows, channels)
+    return samples, Launch(mix_map_kernel, grid, numbers, (*flags, *tile))
+
+
+def gradients(
+    x: Tensor,
+    parts: passes.Parts,
+    fusion: Mix,
+    layout: ChannelLayout,
+    tables: Tensor,
+    grad_gates: Tensor | None,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    if parts.splits > FEW:
+        parts = passes.summed(parts)
+    channels, rows = x.shape[1], layout.rows
+    begin = 2 * rows * channels
+    logits = begin + 2 * channels
+    out = passes.table(x, logits + 6 + 6 * rows)
+    samples, gradient = _gradient(
+        (rows, channels, layout.count, parts.splits), (fusion.eps, fusion.unbias), _flags(fusion)
+    )
+    given = fusion.weight, fusion.mean_weight, fusion.var_weight
+    samples(parts.tables, tables, *given, out)
+    gradient(parts.tables, tables, *given, out)
+    dweight, dbias = out[begin:logits].view(2, channels).unbind()
+    dmean, dvar = out[logits : logits + 6].view(2, 3)[:, : fusion.mean_weight.shape[0]].unbind()
+    return out, (dweight, dbias, dmean, dvar)
+
+
+@lru_cache(maxsize=4096)
+def _gradient(sizes: Any, numbers: Any, flags: Any) -> tuple[Launch, Launch]:
+    rows, channels, _, splits = sizes
+    eps, _ = numbers
+    parts, _, affine = flags
+    width = min(passes.power_of_two(channels), WIDTH)
+    samples = Launch(
+        mix_samples_gradient_kernel,
+        (rows,),
+        (rows, channels, splits, eps),
+        (parts, affine, width),
+    )
+    grid, tile = _tile(rows, channels)
+    kernel = mix_gradient_kernel
+    return samples, Launch(kernel, grid, (*sizes, *numbers), (*flags, *tile))
+
+
+def _flags(fusion: Mix) -> tuple[int, ...]:
+    """PARTS, GIVEN, AFFINE."""
+    return fusion.mean_weight.shape[0], fusion.given is not None, fusion.weight is not None
+
+
+def _tile(rows: int, channels: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The grid of kernels that own channels; ROWS and COLS."""
+    return (-(-channels // COLUMNS),), (min(passes.power_of_two(rows), HIGH), COLUMNS)
+
+
+def expression(
+    fusion: Mix,
+    moments: Moments,
+    parameters: tuple[Tensor | None, ...],
+    tables: Tensor,
+) -> tuple[Coefficients, Tensor | None]:
+    weight, bias, mean_weight, var_weight = parameters
+    assert mean_weight is not None and var_weight is not None
+    rows, channels = moments.mean.shape
+    own = Moments(moments.mean, moments.var * fusion.unbias, moments.count)
+    statistics = [own, own.pooled(channels=channels), own.pooled(samples=None)]
+    if fusion.given is not None:
+        begin = 4 * rows * channels
+        mean, var = tables[begin : begin + 2 * channels].view(2, 1, channels)
+        statistics[2] = Moments(mean, var, 1)
+    # two shares, if there is no batch part
+    shares = torch.softmax(mean_weight.float(), 0), torch.softmax(var_weight.float(), 0)
+    each = tuple(zip(shares[0], statistics, strict=False))
+    mean = torch.stack([(share * part.mean).expand_as(own.mean) for share, part in each]).sum(0)
+    each = tuple(zip(shares[1], statistics, strict=False))
+    var = torch.stack([(share * part.var).expand_as(own.var) for share, part in each]).sum(0)
+    return Moments(mean, var, 1).standardizing(fusion.eps).then(weight, bias), None
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@triton.jit
+def shares(logits, PARTS: tl.constexpr):
+    """softmax(logits); without a batch part its share is 0."""
+    first, second = tl.load(logits).to(tl.float32), tl.load(logits + 1).to(tl.float32)
+    top = tl.maximum(first, second)
+    third = top
+    if PARTS == 3:
+        third = tl.load(logits + 2).to(tl.float32)
+        top = tl.maximum(top, third)
+    first, second, third = tl.exp(first - top), tl.exp(second - top), tl.exp(third - top)
+    if PARTS == 2:
+        third = third * 0.0
+    total = first + second + third
+    return first / total, second / total, third / total
+
+
+@triton.jit
+def mixed(logits, own, of_sample, of_batch, PARTS: tl.constexpr):
+    p0, p1, p2 = shares(logits, PARTS)
+    found = p0 * own + p1 * of_sample
+    if PARTS == 3:
+        found += p2 * of_batch
+    return found
+
+
+@triton.jit
+def mix_samples_kernel(parts, made, rows, C, positions, splits, span, unbias, WIDTH: tl.constexpr):
+    """Moments of every channel of one sample, and their pool."""
+    sample, size = tl.program_id(0), rows * C
+    tables = made + 2 * size
+    pools = made + 4 * size + 2 * C
+    total = tl.zeros((WIDTH,), tl.float32)
+    for start in range(0, C, WIDTH):
+        channel = start + tl.arange(0, WIDTH)
+        mask = channel < C
+        at = sample * C + channel
+        mean, var = stages.merged_moments(parts, at, mask, size, positions, splits, span)
+        tl.store(tables + at, mean, mask=mask)
+        tl.store(tables + size + at, var * unbias, mask=mask)
+        total += mean
+    tl.debug_barrier()  # the tables are read again by other threads
+    middle = tl.sum(total, 0) / C
+    total = tl.zeros((WIDTH,), tl.float32)
+    for start in range(0, C, WIDTH):
+        channel = start + tl.arange(0, WIDTH)
+        mask = channel < C
+        at = sample * C + channel
+        apart = tl.load(tables + at, mask=mask, other=0.0) - middle
+        var = tl.load(tables + size + at, mask=mask, other=0.0)
+        total += tl.where(mask, var + apart * apart, 0.0)
+    tl.store(pools + sample, middle)
+    tl.store(pools + rows + sample, tl.sum(total, 0) / C)
+
+
+@triton.jit
+def pooled(tables, channel, inside, rows, C, ROWS: tl.constexpr):
+    """The pool of all samples of tables (2, N, C), (1, COLS)."""
+    total = tl.zeros((ROWS, channel.shape[0]), tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & inside[None, :]
+        at = row[:, None] * C + channel[None, :]
+        total += tl.load(tables + at, mask=mask, other=0.0)
+    middle = tl.sum(total, 0)[None, :] / rows
+    total = tl.zeros((ROWS, channel.shape[0]), tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & inside[None, :]
+        at = row[:, None] * C + channel[None, :]
+        apart = tl.load(tables + at, mask=mask, other=0.0) - middle
+        var = tl.load(tables + rows * C + at, mask=mask, other=0.0)
+        total += tl.where(mask, var + apart * apart, 0.0)
+    return middle, tl.sum(total, 0)[None, :] / rows
+
+
+@triton.jit
+def mix_map_kernel(
+    made, weight, bias, mean_weight, var_weight, given_mean, given_var,
+    batches, nonfinite, arrivals, rows, C, eps, momentum, correction,
+    PARTS: tl.constexpr, GIVEN: tl.constexpr, AFFINE: tl.constexpr, REMEMBER: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """The batch's pool, or what is given in its place, and the map; remembers the former."""
+    channel, inside = stages.own_channels(C, 1, COLS, 1)
+    size = rows * C
+    tables, statistics = made + 2 * size, made + 4 * size
+    pools = statistics + 2 * C
+    own, known = channel[None, :], inside[None, :]
+    middle, spread = tl.zeros((1, COLS), tl.float32), tl.zeros((1, COLS), tl.float32)
+    if PARTS == 3:
+        if GIVEN:
+            middle = stages.of_channel(given_mean, channel, inside, 0.0)
+            spread = stages.of_channel(given_var, channel, inside, 1.0)
+        else:
+            middle, spread = pooled(tables, channel, inside, rows, C, ROWS)
+        tl.store(statistics + own, middle, mask=known)
+        tl.store(statistics + C + own, spread, mask=known)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)[:, None]
+        mask = (row < rows) & known
+        at = row * C + own
+        m = tl.load(tables + at, mask=mask, other=0.0)
+        v = tl.load(tables + size + at, mask=mask, other=0.0)
+        of_sample = tl.load(pools + row, mask=row < rows, other=0.0)
+        mean = mixed(mean_weight, m, of_sample, middle, PARTS)
+        of_sample = tl.load(pools + rows + row, mask=row < rows, other=0.0)
+        var = mixed(var_weight, v, of_sample, spread, PARTS)
+        a = 1.0 / tl.sqrt(var + eps)
+        if AFFINE:
+            a = a * stages.of_channel(weight, channel, inside, 0.0)
+        b = -mean * a
+        if AFFINE:
+            b += stages.of_channel(bias, channel, inside, 0.0)
+        tl.store(made + at, a, mask=mask)
+        tl.store(made + size + at, b, mask=mask)
+    if REMEMBER:
+        stages.remember(
+            arrivals, statistics, given_mean, given_var, batches, nonfinite, statistics, C,
+            momentum, correction, False, 256,
+        )  # fmt: skip
+
+
+@triton.jit
+def of_mixture(
+    da, db, m, v, big_m, big_v, middle, spread, mean_weight, var_weight, eps, PARTS: tl.constexpr
+):
+    """r, r·(da − mean·db), and U and W without their factor γ."""
+    mean = mixed(mean_weight, m, big_m, middle, PARTS)
+    r = 1.0 / tl.sqrt(mixed(var_weight, v, big_v, spread, PARTS) + eps)
+    about = (da - mean * db) * r
+    return about, -r * db, -0.5 * r * r * about
+
+
+@triton.jit
+def mix_samples_gradient_kernel(
+    parts, made, weight, mean_weight, var_weight, out, rows, C, splits, eps,
+    PARTS: tl.constexpr, AFFINE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Sums over the channels of one sample, (6, N): of U, U·m, U·μ, W, W·v and W·s. They stand at
+    the end of ``out``, which is that of mix_gradient_kernel."""
+    sample, size = tl.program_id(0), rows * C
+    tables, statistics = made + 2 * size, made + 4 * size
+    pools, sums = statistics + 2 * C, out + 2 * size + 2 * C + 6
+    big_m, big_v = tl.load(pools + sample), tl.load(pools + rows + sample)
+    zero = tl.zeros((WIDTH,), tl.float32)
+    u, um, umiddle, w, wv, wspread = zero, zero, zero, zero, zero, zero
+    for start in range(0, C, WIDTH):
+        channel = start + tl.arange(0, WIDTH)
+        mask = channel < C
+        at = sample * C + channel
+        m = tl.load(tables + at, mask=mask, other=0.0)
+        v = tl.load(tables + size + at, mask=mask, other=1.0)
+        middle, spread = zero, zero
+        if PARTS == 3:
+            middle = tl.load(statistics + channel, mask=mask, other=0.0)
+            spread = tl.load(statistics + C + channel, mask=mask, other=1.0)
+        da, db = stages.summed(parts, at, mask, size, splits)
+        _, du, dw = of_mixture(
+            da, db, m, v, big_m, big_v, middle, spread, mean_weight, var_weight, eps, PARTS
+        )
+        if AFFINE:
+            gamma = tl.load(weight + channel, mask=mask, other=0.0).to(tl.float32)
+            du, dw = du * gamma, dw * gamma
+        du, dw = tl.where(mask, du, 0.0), tl.where(mask, dw, 0.0)
+        u += du
+        um += du * m
+        umiddle += du * middle
+        w += dw
+        wv += dw * v
+        wspread += dw * spread
+    tl.store(sums + sample, tl.sum(u, 0))
+    tl.store(sums + rows + sample, tl.sum(um, 0))
+    tl.store(sums + 2 * rows + sample, tl.sum(umiddle, 0))
+    tl.store(sums + 3 * rows + sample, tl.sum(w, 0))
+    tl.store(sums + 4 * rows + sample, tl.sum(wv, 0))
+    tl.store(sums + 5 * rows + sample, tl.sum(wspread, 0))
+
+
+@triton.jit
+def logits_gradient(sums, pool, logits, out, rows, PARTS: tl.constexpr, WIDTH: tl.constexpr):
+    """Of the weights behind three shares: through the softmax."""
+    zero = tl.zeros((WIDTH,), tl.float32)
+    own, of_sample, of_batch = zero, zero, zero
+    for start in range(0, rows, WIDTH):
+        row = start + tl.arange(0, WIDTH)
+        mask = row < rows
+        big = tl.load(pool + row, mask=mask, other=0.0)
+        of_sample += big * tl.load(sums + row, mask=mask, other=0.0)
+        own += tl.load(sums + rows + row, mask=mask, other=0.0)
+        of_batch += tl.load(sums + 2 * rows + row, mask=mask, other=0.0)
+    first, second, third = tl.sum(own, 0), tl.sum(of_sample, 0), tl.sum(of_batch, 0)
+    p0, p1, p2 = shares(logits, PARTS)
+    middle = p0 * first + p1 * second + p2 * third
+    tl.store(out, p0 * (first - middle))
+    tl.store(out + 1, p1 * (second - middle))
+    if PARTS == 3:
+        tl.store(out + 2, p2 * (third - middle))
+
+
+@triton.jit
+def mix_gradient_kernel(
+    parts, made, weight, mean_weight, var_weight, out,
+    rows, C, positions, splits, eps, unbias,
+    PARTS: tl.constexpr, GIVEN: tl.constexpr, AFFINE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Constant and slope of dx (2, N, C), and the gradients of weight and bias (2, C) and of both
+    mixtures (2, 3); behind them in ``out`` are the sums (6, N) of the other kernel."""
+    channel, inside = stages.own_channels(C, 1, COLS, 1)
+    size = rows * C
+    tables, statistics = made + 2 * size, made + 4 * size
+    pools, grads = statistics + 2 * C, out + 2 * size
+    logits, sums = grads + 2 * C, grads + 2 * C + 6
+    own, known = channel[None, :], inside[None, :]
+    middle, spread = tl.zeros((1, COLS), tl.float32), tl.zeros((1, COLS), tl.float32)
+    if PARTS == 3:
+        middle = stages.of_channel(statistics, channel, inside, 0.0)
+        spread = stages.of_channel(statistics + C, channel, inside, 1.0)
+    gamma = middle * 0.0 + 1.0
+    if AFFINE:
+        gamma = stages.of_channel(weight, channel, inside, 0.0)
+    zero = tl.zeros((ROWS, COLS), tl.float32)
+    by_weight, by_bias, by_mean, by_var = zero, zero, zero, zero
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)[:, None]
+        mask = (row < rows) & known
+        at = row * C + own
+        m = tl.load(tables + at, mask=mask, other=0.0)
+        v = tl.load(tables + size + at, mask=mask, other=1.0)
+        big_m = tl.load(pools + row, mask=row < rows, other=0.0)
+        big_v = tl.load(pools + rows + row, mask=row < rows, other=1.0)
+        da, db = stages.summed(parts, at, mask, size, splits)
+        about, du, dw = of_mixture(
+            da, db, m, v, big_m, big_v, middle, spread, mean_weight, var_weight, eps, PARTS
+        )
+        by_weight += tl.where(mask, about, 0.0)
+        by_bias += db
+        by_mean += tl.where(mask, du, 0.0)
+        by_var += tl.where(mask, dw, 0.0)
+    tl.store(grads + own, tl.sum(by_weight, 0)[None, :], mask=known)
+    tl.store(grads + C + own, tl.sum(by_bias, 0)[None, :], mask=known)
+    p0, p1, p2 = shares(mean_weight, PARTS)
+    q0, q1, q2 = shares(var_weight, PARTS)
+    dmiddle = p2 * gamma * tl.sum(by_mean, 0)[None, :] / rows
+    dspread = q2 * gamma * tl.sum(by_var, 0)[None, :] / rows
+    if GIVEN:
+        dmiddle, dspread = dmiddle * 0.0, dspread * 0.0
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)[:, None]
+        mask = (row < rows) & known
+        at = row * C + own
+        m = tl.load(tables + at, mask=mask, other=0.0)
+        v = tl.load(tables + size + at, mask=mask, other=1.0)
+        big_m = tl.load(pools + row, mask=row < rows, other=0.0)
+        big_v = tl.load(pools + rows + row, mask=row < rows, other=1.0)
+        da, db = stages.summed(parts, at, mask, size, splits)
+        _, du, dw = of_mixture(
+            da, db, m, v, big_m, big_v, middle, spread, mean_weight, var_weight, eps, PARTS
+        )
+        dbig_m = p1 * tl.load(sums + row, mask=row < rows, other=0.0) / C
+        dbig_v = q1 * tl.load(sums + 3 * rows + row, mask=row < rows, other=0.0) / C
+        dm = p0 * gamma * du + dbig_m + dmiddle
+        dm += 2.0 * (dbig_v * (m - big_m) + dspread * (m - middle))
+        slope = 2.0 * (q0 * gamma * dw + dbig_v + dspread) * unbias / positions
+        tl.store(out + at, dm / positions - m * slope, mask=mask)
+        tl.store(out + size + at, slope, mask=mask)
+    if tl.program_id(0) == 0:
+        logits_gradient(sums, pools, mean_weight, logits, rows, PARTS, 256)
+        logits_gradient(sums + 3 * rows, pools + rows, var_weight, logits + 3, rows, PARTS, 256)

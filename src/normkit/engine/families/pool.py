@@ -1,0 +1,261 @@
+"""Standardizations: bn, bgn, batch_renorm, gn, ln, in.
+
+Parts are tables (splits, N, C), or (splits, 1, C) where a cell is a channel of the whole batch.
+A pool is what shares a mean and a variance: a group of D channels, of all samples or of each. Pools
+of all samples take all rows of the parts; the pools of sample n take the rows n, n + N, n + 2N, ….
+With A = Σ γ·Σg(x − mean), B = Σ γ·Σg over a pool of ``values`` numbers:
+
+    dx = a·g + constant + slope·x
+    slope = −A/(values·std³),   constant = −B/(values·std) − mean·slope
+
+One tensor holds what is made: the map (2, R, C), then mean and second (2, R, groups), R = N or 1.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from normkit.core.fusion import Pool
+from normkit.core.moments import Coefficients, Moments, spread
+from normkit.engine.families.family import ChannelLayout, FamilyTables
+from normkit.engine.triton import passes, stages
+from normkit.engine.triton.launch import Launch
+
+NO_RAMPS = (1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)
+
+
+def parameters(fusion: Pool) -> tuple[Tensor | None, ...]:
+    return fusion.weight, fusion.bias
+
+
+def coefficients(
+    x: Tensor, parts: passes.Parts, fusion: Pool, layout: ChannelLayout
+) -> FamilyTables:
+    channels, groups, memory, ramps = x.shape[1], fusion.groups, fusion.memory, fusion.ramps
+    samples = layout.rows if fusion.kind == "sample" else 1
+    period = samples * channels
+    kept = 0 if ramps is None else 2 * channels
+    tables = passes.table(x, 2 * period + 2 * samples * groups + kept)
+    start = _map(
+        samples,
+        (layout.rows, channels, groups, layout.count, parts.splits, parts.span),
+        fusion.eps,
+        (0.0, 1.0) if memory is None else memory[5:],
+        NO_RAMPS if ramps is None else ramps[:7],
+        (fusion.weight is not None, memory is not None, ramps is not None),
+    )
+    start(
+        parts.tables,
+        fusion.weight,
+        fusion.bias,
+        tables,
+        *((None,) * 5 if memory is None else memory[:5]),
+        *((None,) * 5 if ramps is None else ramps[7:]),
+    )
+    return FamilyTables(tables, period, 2 * period, None)
+
+
+@lru_cache(maxsize=4096)
+def _map(samples: int, sizes: Any, eps: float, memory: Any, ramps: Any, flags: Any) -> Launch:
+    rows, channels, groups, _, splits, _ = sizes
+    members = splits * rows // samples
+    blocks, tile = _tile(members, channels, groups, samples)
+    numbers = *sizes, members, eps, *memory, *ramps
+    return Launch(pool_map_kernel, (blocks, samples), numbers, (*flags, *tile))
+
+
+def gradients(
+    x: Tensor,
+    parts: passes.Parts,
+    fusion: Pool,
+    layout: ChannelLayout,
+    tables: Tensor,
+    grad_gates: Tensor | None,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    channels = x.shape[1]
+    samples = layout.rows if fusion.kind == "sample" else 1
+    out = passes.table(x, 4 * samples * channels)
+    start = _gradient(
+        samples,
+        (layout.rows, channels, fusion.groups, layout.count, parts.splits),
+        fusion.eps,
+        (fusion.weight is not None, fusion.ramps is not None),
+    )
+    start(parts.tables, fusion.weight, tables, out)
+    if fusion.weight is None:
+        return out, (None, None)
+    if samples == 1:
+        return out, (out[2 * channels : 3 * channels], out[3 * channels :])
+    dweight, dbias = out.view(4, samples, channels)[2:].sum(1).unbind()
+    return out, (dweight, dbias)
+
+
+@lru_cache(maxsize=4096)
+def _gradient(samples: int, sizes: Any, eps: float, flags: Any) -> Launch:
+    rows, channels, groups, _, splits = sizes
+    members = splits * rows // samples
+    blocks, tile = _tile(members, channels, groups, samples)
+    numbers = *sizes, members, eps
+    return Launch(pool_gradient_kernel, (blocks, samples), numbers, (*flags, *tile))
+
+
+def _tile(members: int, channels: int, groups: int, samples: int) -> tuple[int, tuple[int, ...]]:
+    """How many programs for all groups, and D, DEPTH, GROUPS, WIDE.
+
+    A pool of the whole batch is deep: 8 columns each, so that many programs share the work. Those
+    of samples are shallow, and there are as many programs as samples anyway.
+    """
+    deep = channels // groups
+    wide = passes.power_of_two(deep)
+    columns = 8 if samples == 1 else max(8, 1024 // passes.power_of_two(members))
+    many = max(1, min(columns // wide, passes.power_of_two(groups)))
+    depth = max(1, min(2048 // (many * wide), passes.power_of_two(members), 256))
+    return -(-groups // many), (deep, depth, many, wide)
+
+
+def expression(
+    fusion: Pool,
+    moments: Moments,
+    parameters: tuple[Tensor | None, ...],
+    tables: Tensor,
+) -> tuple[Coefficients, Tensor | None]:
+    rows, columns = moments.mean.shape
+    wide = columns // fusion.groups
+    samples = None if fusion.kind == "batch" else 1
+    map = moments.pooled(samples=samples, channels=wide).standardizing(fusion.eps)
+    map = Coefficients(*(spread(t, samples=rows, groups_of=wide) for t in map))
+    if fusion.ramps is not None:
+        map = map.then(*tables[-2 * columns :].view(2, columns))
+    return map.then(*parameters), None
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@triton.jit
+def pool_map_kernel(
+    parts, weight, bias, made, running_mean, running_second, batches, nonfinite,
+    arrivals, toward_mean, toward_std, counter, old_mean, old_std,
+    rows, C, groups, positions, splits, span, members, eps, momentum, correction,
+    r_max, r_start, r_end, d_max, d_start, d_end, earlier,
+    AFFINE: tl.constexpr, REMEMBER: tl.constexpr, RENORM: tl.constexpr,
+    D: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """``members`` rows of the parts go into each pool. With RENORM the second statistic is
+    √(var + eps), and r and d follow it."""
+    sample, samples = tl.program_id(1), tl.num_programs(1)
+    channel, inside = stages.own_channels(groups, D, GROUPS, WIDE)
+    squares = parts + splits * rows * C
+    values = rows // samples * 1.0 * positions * D
+    total = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
+    for start in range(0, members, DEPTH):
+        member = start + tl.arange(0, DEPTH)
+        row = member * samples + sample
+        mask = (member < members)[:, None] & inside[None, :]
+        count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
+        at = row.to(tl.int64)[:, None] * C + channel[None, :]
+        total += count * tl.load(parts + at, mask=mask, other=0.0)
+    mean = stages.group_total(tl.sum(total, 0), GROUPS, WIDE) / values
+    total = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
+    for start in range(0, members, DEPTH):
+        member = start + tl.arange(0, DEPTH)
+        row = member * samples + sample
+        mask = (member < members)[:, None] & inside[None, :]
+        count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
+        at = row.to(tl.int64)[:, None] * C + channel[None, :]
+        apart = tl.load(parts + at, mask=mask, other=0.0) - mean[None, :]
+        square = tl.load(squares + at, mask=mask, other=0.0)
+        total += tl.where(mask, square + count * apart * apart, 0.0)
+    var = stages.group_total(tl.sum(total, 0), GROUPS, WIDE) / values
+    a = 1.0 / tl.sqrt(var + eps)
+    b = -mean * a
+    second = var
+    table = samples.to(tl.int64) * C
+    statistics = made + 2 * table
+    if RENORM:
+        second = (var + eps) * a
+        before = tl.load(toward_mean + channel, mask=inside, other=0.0)
+        spread = tl.load(toward_std + channel, mask=inside, other=1.0)
+        seen = tl.load(counter).to(tl.float32) + earlier
+        most = 1.0 + (r_max - 1.0) * _progress(seen, r_start, r_end)
+        r = tl.minimum(tl.maximum(second / spread, 1.0 / most), most)
+        most = d_max * _progress(seen, d_start, d_end)
+        d = tl.minimum(tl.maximum((mean - before) / spread, -most), most)
+        a, b = a * r, b * r + d
+        tl.store(statistics + 2 * C + channel, r, mask=inside)
+        tl.store(statistics + 3 * C + channel, d, mask=inside)
+        tl.store(old_mean + channel, before, mask=inside)
+        tl.store(old_std + channel, spread, mask=inside)
+    if AFFINE:
+        gamma = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
+        a = a * gamma
+        b = b * gamma + tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    entry = sample.to(tl.int64) * C + channel
+    tl.store(made + entry, a, mask=inside)
+    tl.store(made + table + entry, b, mask=inside)
+    first = inside & (channel % D == 0)
+    pool = sample * groups + channel // D
+    tl.store(statistics + pool, mean, mask=first)
+    tl.store(statistics + samples * groups + pool, second, mask=first)
+    if REMEMBER:
+        stages.remember(
+            arrivals, statistics, running_mean, running_second, batches, nonfinite, statistics,
+            groups, momentum, correction, False, 256,
+        )  # fmt: skip
+
+
+@triton.jit
+def _progress(seen, start, end):
+    """How far a ramp has come, 0 to 1."""
+    return tl.minimum(tl.maximum((seen - start) / (end - start), 0.0), 1.0)
+
+
+@triton.jit
+def pool_gradient_kernel(
+    parts, weight, made, out, rows, C, groups, positions, splits, members, eps,
+    AFFINE: tl.constexpr, RENORM: tl.constexpr,
+    D: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """From the parts of Σ g·x and Σ g, (4, R, C): constant and slope of dx, gradients of γ and β,
+    which of several samples are left to be summed."""
+    sample, samples = tl.program_id(1), tl.num_programs(1)
+    channel, inside = stages.own_channels(groups, D, GROUPS, WIDE)
+    values = rows // samples * 1.0 * positions * D
+    shifts = parts + splits * rows * C
+    by_scale = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
+    by_shift = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
+    for start in range(0, members, DEPTH):
+        member = start + tl.arange(0, DEPTH)
+        mask = (member < members)[:, None] & inside[None, :]
+        at = (member * samples + sample).to(tl.int64)[:, None] * C + channel[None, :]
+        by_scale += tl.load(parts + at, mask=mask, other=0.0)
+        by_shift += tl.load(shifts + at, mask=mask, other=0.0)
+    da, db = tl.sum(by_scale, 0), tl.sum(by_shift, 0)
+    table = samples.to(tl.int64) * C
+    statistics = made + 2 * table
+    pool = sample * groups + channel // D
+    mean = tl.load(statistics + pool, mask=inside, other=0.0)
+    second = tl.load(statistics + samples * groups + pool, mask=inside, other=1.0)
+    inverse = 1.0 / second if RENORM else 1.0 / tl.sqrt(second + eps)
+    about = da - mean * db  # Σ g·(x − mean)
+    dweight = about * inverse
+    factor = 1.0
+    if RENORM:
+        factor = tl.load(statistics + 2 * C + channel, mask=inside, other=0.0)
+        shift = tl.load(statistics + 3 * C + channel, mask=inside, other=0.0)
+        dweight = dweight * factor + db * shift
+    entry = sample.to(tl.int64) * C + channel
+    tl.store(out + 2 * table + entry, dweight, mask=inside)
+    tl.store(out + 3 * table + entry, db, mask=inside)
+    if AFFINE:
+        factor = factor * tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
+    about = stages.group_total(about * factor, GROUPS, WIDE)
+    db = stages.group_total(db * factor, GROUPS, WIDE)
+    slope = -about * inverse * inverse * inverse / values
+    tl.store(out + entry, -db * inverse / values - mean * slope, mask=inside)
+    tl.store(out + table + entry, slope, mask=inside)

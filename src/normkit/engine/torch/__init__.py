@@ -1,0 +1,1 @@
+"""The passes in plain torch, for any device."""

@@ -1,0 +1,156 @@
+"""The building blocks of coefficient kernels: merging parts, pooling, remembering.
+
+A kernel that makes coefficients works on tiles (ROWS, COLS) of tables (N, C), one row a sample.
+A program owns COLS = GROUPS · WIDE columns, whole groups of D ≤ WIDE channels, and goes through all
+rows. Sums over a group stand in every column of that group, so that they combine like any table.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def own_channels(groups, D: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr):
+    """The channels (COLS,) of this program, and which of its columns have one."""
+    column = tl.arange(0, GROUPS * WIDE)
+    group = tl.program_id(0) * GROUPS + column // WIDE
+    member = column % WIDE
+    return group * D + member, (group < groups) & (member < D)
+
+
+@triton.jit
+def group_sum(table, GROUPS: tl.constexpr, WIDE: tl.constexpr):
+    """The sum over each group of columns of a tile (ROWS, COLS), in every column of the group."""
+    if WIDE == 1:
+        return table
+    rows: tl.constexpr = table.shape[0]
+    total = tl.sum(tl.reshape(table, (rows, GROUPS, WIDE)), 2)
+    spread = tl.broadcast_to(total[:, :, None], (rows, GROUPS, WIDE))
+    return tl.reshape(spread, (rows, GROUPS * WIDE))
+
+
+@triton.jit
+def group_total(row, GROUPS: tl.constexpr, WIDE: tl.constexpr):
+    """The same for a single row (COLS,)."""
+    if WIDE == 1:
+        return row
+    total = tl.sum(tl.reshape(row, (GROUPS, WIDE)), 1)
+    return tl.reshape(tl.broadcast_to(total[:, None], (GROUPS, WIDE)), (GROUPS * WIDE,))
+
+
+@triton.jit
+def of_channel(table, channel, inside, other: tl.constexpr):
+    """Entries of a parameter or statistic (C,) as a row of a tile."""
+    return tl.load(table + channel, mask=inside, other=other).to(tl.float32)[None, :]
+
+
+@triton.jit
+def merged_moments(parts, at, mask, size, positions, splits, span):
+    """Mean and variance of whole cells, from those of their splits: parts (2, splits, size)."""
+    mean = tl.zeros(at.shape, tl.float32)
+    for split in range(splits):
+        count = tl.minimum(positions - split * span, span).to(tl.float32)
+        mean += count * tl.load(parts + split * size + at, mask=mask, other=0.0)
+    mean = mean / positions
+    square = tl.zeros(at.shape, tl.float32)
+    for split in range(splits):
+        count = tl.minimum(positions - split * span, span).to(tl.float32)
+        apart = tl.load(parts + split * size + at, mask=mask, other=0.0) - mean
+        inner = tl.load(parts + (splits + split) * size + at, mask=mask, other=0.0)
+        square += tl.where(mask, inner + count * apart * apart, 0.0)
+    return mean, square / positions
+
+
+@triton.jit
+def summed(parts, at, mask, size, splits):
+    """Σ g·x and Σ g of whole cells."""
+    da = tl.zeros(at.shape, tl.float32)
+    db = tl.zeros(at.shape, tl.float32)
+    for split in range(splits):
+        da += tl.load(parts + split * size + at, mask=mask, other=0.0)
+        db += tl.load(parts + (splits + split) * size + at, mask=mask, other=0.0)
+    return da, db
+
+
+@triton.jit
+def pool_samples(
+    parts, tables, center, channel, inside, rows, C, positions, splits, span,
+    CENTER: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Moments of each sample into tables (2, N, C), and the pool of all samples, (1, COLS).
+
+    With CENTER it is the pool of x + w·m, whose means are (1 + w)·m and whose variances are x's.
+    """
+    size = rows * C
+    factor = 1.0 + (of_channel(center, channel, inside, 0.0) if CENTER else 0.0)
+    total = tl.zeros((ROWS, channel.shape[0]), tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & inside[None, :]
+        at = row[:, None] * C + channel[None, :]
+        mean, var = merged_moments(parts, at, mask, size, positions, splits, span)
+        tl.store(tables + at, mean, mask=mask)
+        tl.store(tables + size + at, var, mask=mask)
+        total += mean
+    tl.debug_barrier()  # the tables are read again by other threads
+    middle = tl.sum(total, 0)[None, :] / rows * factor
+    total = tl.zeros((ROWS, channel.shape[0]), tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & inside[None, :]
+        at = row[:, None] * C + channel[None, :]
+        apart = tl.load(tables + at, mask=mask, other=0.0) * factor - middle
+        inner = tl.load(tables + size + at, mask=mask, other=0.0)
+        total += tl.where(mask, inner + apart * apart, 0.0)
+    return middle, tl.sum(total, 0)[None, :] / rows
+
+
+@triton.jit
+def remember(
+    arrivals, statistics, running_mean, running_second, batches, nonfinite, wanted, size, weight,
+    correction, CONDITION: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """running ← (1 − weight)·running + weight·new for all channels, or for none if a statistic
+    is not finite; counts which. With CONDITION, only where ``wanted`` is not 0.
+
+    Done by the last program to arrive, which sees what all others wrote: nobody may write before
+    all statistics are known.
+    """
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(arrivals, 0)  # ready for the next launch
+        bad = tl.zeros((WIDTH,), tl.int32)
+        for start in range(0, 2 * size, WIDTH):
+            entry = start + tl.arange(0, WIDTH)
+            value = tl.load(statistics + entry, mask=entry < 2 * size, other=0.0)
+            bad += ((value - value) != 0.0).to(tl.int32)  # inf − inf and NaN are not 0
+        good = tl.sum(bad, 0) == 0
+        tl.store(batches, tl.load(batches) + good.to(tl.int64))
+        tl.store(nonfinite, tl.load(nonfinite) + (1 - good.to(tl.int64)))
+        if CONDITION:
+            good = good & (tl.load(wanted) != 0)
+        for start in range(0, size, WIDTH):
+            entry = start + tl.arange(0, WIDTH)
+            mask = entry < size
+            old = tl.load(running_mean + entry, mask=mask, other=0.0)
+            new = old + weight * (tl.load(statistics + entry, mask=mask, other=0.0) - old)
+            tl.store(running_mean + entry, tl.where(good, new, old), mask=mask)
+            old = tl.load(running_second + entry, mask=mask, other=0.0)
+            new = tl.load(statistics + size + entry, mask=mask, other=0.0) * correction
+            new = old + weight * (new - old)
+            tl.store(running_second + entry, tl.where(good, new, old), mask=mask)
+
+
+@triton.jit
+def remember_kernel(
+    made, running_mean, running_second, batches, nonfinite, arrivals,
+    begin, size, weight, correction, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """One program. The statistics stand at ``begin``."""
+    statistics = made + begin
+    remember(
+        arrivals, statistics, running_mean, running_second, batches, nonfinite, statistics, size,
+        weight, correction, False, WIDTH,
+    )  # fmt: skip
