@@ -70,6 +70,8 @@ def _own(norm: Normalizer, axes: int | None) -> FixedMap | str:
         return "its map depends on the input"
     if isinstance(norm, BGN) and norm.channels % norm.groups:
         return "its groups cut channels, so the map depends on the position"
+    if not norm.card.family and not isinstance(norm, BNET):
+        return "it has no scale and shift that would be all it does"
     layer: Any = copy.deepcopy(norm)
     layer = layer if _is_narrow(norm) else layer.double()
     scale, shift = (table[0] for table in layer.coefficients(None))
