@@ -23,8 +23,8 @@ from normkit.lab.experiment import Experiment
 from normkit.lab.reading import parse
 from normkit.lab.results import DIVERGED, DONE, Epoch, Result
 from normkit.lab.store import Owner, Store
-from normkit.lab.sweep import Plan, entries
-from normkit.lab.sweep.messages import Told
+from normkit.lab.sweep import SweepPlan, run_labels
+from normkit.lab.sweep.messages import Progressed
 from normkit.models import MissingExtra
 
 Run = Callable[..., Any]
@@ -242,7 +242,7 @@ def test_status(normkit: Run, small: Experiment) -> None:
         store.add([first, second])
         owner = Owner(store.folder)
         store.claim(owner, [second.id])
-        store.live([(second.id, Epoch(7, test_accuracy=0.625))])
+        store.record_epochs([(second.id, Epoch(7, test_accuracy=0.625))])
         ran = normkit("lab", "status", "small.toml", "--scale", "long")
         assert ran.status == 0
         assert "Small [thing]: 4 of 6 runs done, 1 being trained, 1 waiting." in ran.out
@@ -379,13 +379,14 @@ def test_bars(small: Experiment) -> None:
     screen = Console(file=file, force_terminal=True, width=100, color_system=None)
     bars = Bars(screen)
     bars.end()  # a sweep with nothing to do never begins
-    bars.begin(Plan(entries(small), workers=2))
+    bars.begin(SweepPlan(run_labels(small), workers=2))
     first, second, *_ = (run.id for run in small.runs())
     bars.started(first)
     bars.started(second)
-    bars.told(Told(second, 0.5))
+    bars.progressed(Progressed(second, 0.5))
     bars.progress.refresh()
-    bars.told(Told(second, 1.0, Epoch(1, train_loss=0.25, test_accuracy=0.5, seconds=100.0)))
+    epoch = Epoch(1, train_loss=0.25, test_accuracy=0.5, seconds=100.0)
+    bars.progressed(Progressed(second, 1.0, epoch))
     bars.progress.refresh()
     bars.failed(first, "memory [ran] out")
     bars.finished(Result(second, DIVERGED, (), (), 1.0, 10, note="in epoch 1"))

@@ -22,7 +22,7 @@ from normkit.errors import OptionError, UnknownName
 from normkit.lab.experiment import Experiment
 from normkit.lab.export import latex, write
 from normkit.lab.export.columns import fitting
-from normkit.lab.export.tex import escaped, label
+from normkit.lab.export.latex import escaped, label
 from normkit.lab.statistics import compare
 
 MADE = sample.experiment()

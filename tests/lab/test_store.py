@@ -146,7 +146,7 @@ def test_forgetting(store: Store, owner: Owner) -> None:
     store.finish(result(IDS[0]))
     store.fail(IDS[1], "broken")
     store.claim(owner, IDS[2:])
-    store.live([(IDS[1], Epoch(1))])
+    store.record_epochs([(IDS[1], Epoch(1))])
     store.checkpoint(IDS[1]).write_text("state")
     with pytest.raises(StoreError, match=r"in use by process \d+ on "):
         store.forget(IDS)
@@ -161,8 +161,8 @@ def test_forgetting(store: Store, owner: Owner) -> None:
 
 def test_what_unfinished_runs_tell_is_kept_until_they_are_done(store: Store) -> None:
     told = [Epoch(1, train_loss=2.0), Epoch(2, train_loss=1.0)]
-    store.live((IDS[0], epoch) for epoch in told)
-    store.live([(IDS[0], told[1])])  # again, after a resumption
+    store.record_epochs((IDS[0], epoch) for epoch in told)
+    store.record_epochs([(IDS[0], told[1])])  # again, after a resumption
     assert store.epochs(IDS[0]) == told
     assert store.status()[IDS[0]].epoch == 2
     store.finish(result(IDS[0]))

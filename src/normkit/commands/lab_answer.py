@@ -9,8 +9,7 @@ from normkit.commands.screen import console
 from normkit.lab.experiment import Experiment
 from normkit.lab.report import print_verdicts, report
 from normkit.lab.statistics import compare
-from normkit.lab.store import FAILED
-from normkit.lab.store.reading import Reader
+from normkit.lab.store import FAILED, Reader
 from normkit.models import MissingExtra
 
 

@@ -13,7 +13,7 @@ from normkit.commands import lab_subject, outputs
 from normkit.commands.screen import console
 from normkit.lab import export
 from normkit.lab.statistics import compare
-from normkit.lab.store.reading import Reader
+from normkit.lab.store import Reader
 
 NAME = "export"
 HELP = "results as CSV, Parquet or a LaTeX table"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from normkit.commands.screen import console
 from normkit.lab.results import DIVERGED, Epoch, Result
-from normkit.lab.sweep import Lines, Plan, Watcher
-from normkit.lab.sweep.messages import Told
-from normkit.lab.sweep.watcher import TimeLeft, outcome, spoken
+from normkit.lab.sweep import ProgressLines, ProgressListener, SweepPlan
+from normkit.lab.sweep.messages import Progressed
+from normkit.lab.sweep.progress import TimeLeft, duration_text, outcome
 from normkit.models import MissingExtra, require
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 WIDTH = 24  # of a bar
 
 
-def watcher() -> Watcher:
+def watcher() -> ProgressListener:
     """What suits the place where the command runs."""
     try:
         screen = console(stderr=True)
     except MissingExtra:
-        return Lines()
-    return Bars(screen) if screen.is_terminal else Lines()
+        return ProgressLines()
+    return Bars(screen) if screen.is_terminal else ProgressLines()
 
 
-class Bars(Watcher):
+class Bars(ProgressListener):
     """One bar for the sweep, and one for each run that is being trained."""
 
     def __init__(self, screen: Console) -> None:
@@ -37,40 +37,40 @@ class Bars(Watcher):
         self.heard: set[str] = set()  # runs that have told of a whole epoch
         self.began = False
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: SweepPlan) -> None:
         self.plan, self.time, self.since = plan, TimeLeft(plan), time.monotonic()
         self.ended = set(plan.done)
         self.progress = _progress(self.screen)
-        self.all = self.progress.add_task("", total=len(plan.entries), said="")
+        self.all = self.progress.add_task("", total=len(plan.labels), said="")
         self.progress.start()
         self.began = True
         self._show()
 
     def started(self, run: str) -> None:
-        entry = self.plan.entries[run]
+        entry = self.plan.labels[run]
         self.runs[run] = self.progress.add_task(
             _plain(str(entry)), total=entry.epochs, said="starting"
         )
 
-    def told(self, told: Told) -> None:
-        self.time.told(told)
-        if told.run in self.runs:
-            self.progress.update(self.runs[told.run], completed=told.epochs)
-            if told.record is not None:
-                self.heard.add(told.run)
-                self.progress.update(self.runs[told.run], said=_said(told.record))
-            elif told.run not in self.heard:  # its first epoch here may take hours
-                said = f"in epoch {int(told.epochs) + 1}"
-                self.progress.update(self.runs[told.run], said=said)
+    def progressed(self, progress: Progressed) -> None:
+        self.time.progressed(progress)
+        if progress.run in self.runs:
+            self.progress.update(self.runs[progress.run], completed=progress.epochs)
+            if progress.record is not None:
+                self.heard.add(progress.run)
+                self.progress.update(self.runs[progress.run], said=_said(progress.record))
+            elif progress.run not in self.heard:  # its first epoch here may take hours
+                said = f"in epoch {int(progress.epochs) + 1}"
+                self.progress.update(self.runs[progress.run], said=said)
         self._show()
 
     def finished(self, result: Result) -> None:
         if result.status == DIVERGED:
-            self.say(f"{self.plan.entries[result.run]}: {outcome(result, self.plan.metric)}")
+            self.say(f"{self.plan.labels[result.run]}: {outcome(result, self.plan.metric)}")
         self._over(result.run)
 
     def failed(self, run: str, reason: str) -> None:
-        self.say(f"{self.plan.entries[run]} failed: {reason}")
+        self.say(f"{self.plan.labels[run]} failed: {reason}")
         self._over(run)
 
     def say(self, text: str) -> None:
@@ -95,15 +95,15 @@ class Bars(Watcher):
 
     def _show(self) -> None:
         seconds = self.time.seconds()
-        left = "" if seconds is None else f", about {spoken(seconds)} left"
+        left = "" if seconds is None else f", about {duration_text(seconds)} left"
         # by epochs, so that the bar moves while long runs go on
-        epochs = {run: float(entry.epochs) for run, entry in self.plan.entries.items()}
+        epochs = {run: float(entry.epochs) for run, entry in self.plan.labels.items()}
         self.progress.update(
             self.all,
             description=f"{len(self.ended)} of {len(epochs)} runs",
             total=sum(epochs.values()),
             completed=sum(epochs.values()) - sum(self.time.left.values()),
-            said=f"{spoken(time.monotonic() - self.since)}{left}",
+            said=f"{duration_text(time.monotonic() - self.since)}{left}",
         )
 
 

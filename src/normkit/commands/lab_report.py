@@ -9,7 +9,7 @@ from pathlib import Path
 
 from normkit.commands import lab_subject
 from normkit.commands.lab_answer import show
-from normkit.lab.store.reading import Reader
+from normkit.lab.store import Reader
 
 NAME = "report"
 HELP = "show the answer, and write it as a page"

@@ -17,8 +17,7 @@ from normkit.commands.lab_checking import check
 from normkit.commands.lab_progress import watcher
 from normkit.lab import sweep
 from normkit.lab.experiment import Experiment
-from normkit.lab.store import DONE, FAILED, Store
-from normkit.lab.store.reading import Reader
+from normkit.lab.store import DONE, FAILED, Reader, Store
 
 NAME = "run"
 ALIASES = ("resume",)
@@ -76,7 +75,7 @@ def train_and_show(
             show(experiment, store, page)
     failed = [each for each in states.values() if each.state == FAILED]
     if failed:
-        names = sweep.entries(experiment)
+        names = sweep.run_labels(experiment)
         print(f"normkit: {len(failed)} of {len(states)} runs failed:", file=sys.stderr)
         for each in failed:
             print(f"  {names[each.run]}: {each.reason}", file=sys.stderr)

@@ -15,10 +15,9 @@ from normkit.commands.screen import console, table
 from normkit.errors import NothingToDo
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import DIVERGED, Result
-from normkit.lab.store import CLAIMED, DONE, FAILED, WAITING, State
-from normkit.lab.store.owner import spoken
-from normkit.lab.store.reading import Reader
-from normkit.lab.sweep import Entry, entries
+from normkit.lab.store import CLAIMED, DONE, FAILED, WAITING, Reader, RunState
+from normkit.lab.store.owner import describe_owner
+from normkit.lab.sweep import RunLabel, run_labels
 
 NAME = "status"
 HELP = "what is done, what is being trained, what failed"
@@ -40,13 +39,13 @@ def run(options: argparse.Namespace) -> int:
     if options.file is None:
         return _stores(options.store)
     experiment = lab_subject.experiment_of(options)
-    names = entries(experiment)
+    names = run_labels(experiment)
     with Reader(lab_subject.store_of(options, experiment)) as store:
-        states = {run: State(run, WAITING) for run in names} | store.status(names)
+        states = {run: RunState(run, WAITING) for run in names} | store.status(names)
         results = store.results(names)
         others = sum(each.state == DONE for run, each in store.status().items() if run not in names)
         training = [
-            (str(names[run]), *_last(store, run), spoken(each.owner or ""))
+            (str(names[run]), *_last(store, run), describe_owner(each.owner or ""))
             for run, each in states.items()
             if each.state == CLAIMED
         ]
@@ -70,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _rows(
     experiment: Experiment,
-    names: Mapping[str, Entry],
-    states: Mapping[str, State],
+    names: Mapping[str, RunLabel],
+    states: Mapping[str, RunState],
     results: Mapping[str, Result],
 ) -> Iterator[tuple[object, ...]]:
     for variant in dict.fromkeys(entry.variant for entry in names.values()):
@@ -101,7 +100,7 @@ def _last(store: Reader, run: str) -> tuple[object, object]:
     return told[-1].epoch, None if accuracy is None else f"{accuracy:.2%}"
 
 
-def _count(states: Mapping[str, State]) -> str:
+def _count(states: Mapping[str, RunState]) -> str:
     kinds = Counter(each.state for each in states.values())
     words = {CLAIMED: "being trained", WAITING: "waiting", FAILED: "failed"}
     more = "".join(f", {kinds[kind]} {word}" for kind, word in words.items() if kinds[kind])
@@ -118,7 +117,7 @@ def _stores(chosen: Path | None) -> int:
     for path in paths:
         with Reader(path) as store:
             states = store.status()
-        alive = sorted({spoken(each.owner) for each in states.values() if each.owner})
+        alive = sorted({describe_owner(each.owner) for each in states.values() if each.owner})
         rows.append((path, _count(states), ", ".join(alive)))
     console().print(table("Stores", ("store", "runs", "being trained by"), rows))
     return 0

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from lab.report import sample
-from normkit.lab.report.answer import Answer, answer
-from normkit.lab.report.cautions import cautions
+from normkit.lab.report.answer import Answer, answer, cautions
 from normkit.lab.report.scores import Board
 from normkit.lab.results import Comparison
 

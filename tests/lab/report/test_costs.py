@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.report import sample
-from normkit.lab.report.costs import NEVER, REACHED, Cost, costs, heads
+from normkit.lab.report.figures import looks
 from normkit.lab.report.scores import Board
-from normkit.lab.report.styling import looks
+from normkit.lab.report.tables import NEVER, REACHED, Cost, costs, heads
 from normkit.lab.results import Comparison
 
 MADE = sample.experiment(("bn", "ubn"), {"train.worker_batch": (2,)}, epochs=10)

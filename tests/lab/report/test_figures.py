@@ -10,14 +10,10 @@ from dataclasses import replace
 import pytest
 
 from lab.report import sample
-from normkit.lab.report.curves import ENDED, curves, points_each
-from normkit.lab.report.figures import Figure, Panel, View, number, thinned
-from normkit.lab.report.over_axes import over_axes
-from normkit.lab.report.paired import paired
+from normkit.lab.report.curves import ENDED, curves, points_each, watched
+from normkit.lab.report.figures import Figure, Panel, View, looks, number, thinned
+from normkit.lab.report.score_charts import over_axes, paired, trade
 from normkit.lab.report.scores import Board
-from normkit.lab.report.styling import looks
-from normkit.lab.report.trade import trade
-from normkit.lab.report.watched import watched
 
 MADE = sample.experiment(("bn", "bcn"))
 FOUND = sample.results(MADE, diverged=[("bcn", 4)])

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lab.report import sample
-from normkit.lab.report.published import agreement, beside
+from normkit.lab.report.figures import looks
 from normkit.lab.report.scores import Board
-from normkit.lab.report.styling import looks
+from normkit.lab.report.tables import agreement, beside
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from normkit.lab.report.metrics import Metric
 from normkit.lab.report.words import (
     NONE,
+    Metric,
     cell_words,
     counted,
     duration,

@@ -26,7 +26,7 @@ from typing import Any
 from normkit.lab.reading import parse
 from normkit.lab.results import Result
 from normkit.lab.store import FAILED, Store
-from normkit.lab.sweep import Lines, run
+from normkit.lab.sweep import ProgressLines, run
 
 KINDS = ("launcher", "worker", "both")
 EXPERIMENT = """
@@ -60,7 +60,7 @@ weights = "ws"
 def launch(store: Path, seeds: int) -> int:
     experiment = parse(EXPERIMENT.format(seeds=seeds))
     with Store(store) as opened:
-        run(experiment, opened, workers=2, device="cpu", progress=Lines(), trainer="often")
+        run(experiment, opened, workers=2, device="cpu", progress=ProgressLines(), trainer="often")
         return int(any(each.state == FAILED for each in opened.status().values()))
 
 

@@ -1,7 +1,7 @@
 """A process that has imported everything and forks launchers, so that a hundred of them are quick.
 
 Their workers are forked too. Nothing else differs from what ``normkit lab run`` does; sweeps with
-processes of the usual kind are tested beside. Lines in, lines out:
+processes of the usual kind are tested beside. ProgressLines in, lines out:
 
     launch {"store": …, "experiment": {…}, "workers": 2, "largest": 0}   gives a process's number
     wait NUMBER                                                          gives its exit status
@@ -25,7 +25,7 @@ from typing import Any
 from lab.sweep import pretend
 from normkit.errors import NormkitError
 from normkit.lab.store import FAILED, Store
-from normkit.lab.sweep import Lines, run, worker
+from normkit.lab.sweep import ProgressLines, run, worker
 
 
 class Forked:
@@ -77,7 +77,7 @@ def launch(order: dict[str, Any]) -> int:
                 store,
                 workers=order["workers"],
                 device="cpu",
-                progress=Lines(lambda text: print(text, file=log, flush=True)),
+                progress=ProgressLines(lambda text: print(text, file=log, flush=True)),
                 trainer="lab.sweep.pretend",
                 start=start,
             )

@@ -11,10 +11,9 @@ from lab.sweep import pretend
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import Epoch
 from normkit.lab.store import FAILED, WAITING, Owner, Store
-from normkit.lab.sweep import Watcher
-from normkit.lab.sweep.interrupts import Interrupts
-from normkit.lab.sweep.launcher import TIMES, Launcher
-from normkit.lab.sweep.messages import Broke, Done, Job, Lost, Message, Told
+from normkit.lab.sweep import ProgressListener
+from normkit.lab.sweep.launcher import TRIES, Interrupts, Launcher
+from normkit.lab.sweep.messages import Failed, Finished, Job, Message, Progressed, WorkerLost
 
 Answer = Callable[[Sequence[Job]], list[Message]]
 
@@ -48,7 +47,7 @@ class Played:
 def done(job: Job) -> Message:
     result = pretend.train(job.run)
     assert result is not None
-    return Done(result)
+    return Finished(result)
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def sweep(experiment: Experiment, store: Store, answer: Answer) -> Played:
     store.add(runs.values())
     owner = Owner(store.folder)
     try:
-        Launcher(runs, store, owner, engine, Watcher()).sweep(Interrupts())
+        Launcher(runs, store, owner, engine, ProgressListener()).sweep(Interrupts())
     finally:
         store.release(owner)
         owner.close()
@@ -85,8 +84,8 @@ def test_after_trouble_in_company_runs_are_trained_alone(store: Store, kind: str
         if len(jobs) == 1:
             return [done(job) for job in jobs]
         if kind == "lost":
-            return [Lost(job.run.id, "gone", awake=True, shared=True) for job in jobs]
-        return [Broke(job.run.id, "no memory", shared=True) for job in jobs]
+            return [WorkerLost(job.run.id, "gone", ready=True, shared=True) for job in jobs]
+        return [Failed(job.run.id, "no memory", shared=True) for job in jobs]
 
     engine = sweep(pretend.experiment(variants=1, seeds=4), store, answer)
     assert [len(group) for group in engine.groups] == [4, 1, 1, 1, 1]
@@ -102,11 +101,11 @@ def test_only_losses_without_progress_count(store: Store, progress: bool) -> Non
         nonlocal tries
         tries += 1
         (job,) = jobs
-        if tries > 2 * TIMES + 2:
+        if tries > 2 * TRIES + 2:
             return [done(job)]
         epoch = tries if progress else 1  # it comes further every time, or never
-        told = Told(job.run.id, float(epoch), Epoch(epoch))
-        return [told, Lost(job.run.id, "gone", awake=True)]
+        told = Progressed(job.run.id, float(epoch), Epoch(epoch))
+        return [told, WorkerLost(job.run.id, "gone", ready=True)]
 
     sweep(pretend.experiment(variants=1, seeds=1), store, answer)
     (state,) = store.status().values()
@@ -114,8 +113,8 @@ def test_only_losses_without_progress_count(store: Store, progress: bool) -> Non
         assert state.state == "done"
     else:
         assert state.state == FAILED
-        assert tries == 1 + TIMES
-        assert state.reason == f"lost {TIMES + 1} times at one place: gone"
+        assert tries == 1 + TRIES
+        assert state.reason == f"lost {TRIES + 1} times at one place: gone"
 
 
 def test_a_second_signal_is_an_order(store: Store) -> None:
@@ -128,7 +127,7 @@ def test_a_second_signal_is_an_order(store: Store) -> None:
     owner = Owner(store.folder)
     engine = Played(lambda jobs: [])
     with pytest.raises(KeyboardInterrupt):
-        Launcher(runs, store, owner, engine, Watcher()).sweep(interrupts)
+        Launcher(runs, store, owner, engine, ProgressListener()).sweep(interrupts)
     owner.close()
     assert engine.groups == []
     assert {each.state for each in store.status().values()} == {WAITING}

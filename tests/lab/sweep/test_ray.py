@@ -13,7 +13,7 @@ import pytest
 from lab.sweep import pretend
 from normkit.errors import OptionError
 from normkit.lab.store import FAILED, Store
-from normkit.lab.sweep import Lines, ray_engine, run
+from normkit.lab.sweep import ProgressLines, ray_engine, run
 
 # read when Ray is imported: its servers then listen on the loopback address only
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -46,7 +46,7 @@ def test_a_sweep_with_a_lost_worker_and_an_error(path: Path) -> None:
             experiment,
             store,
             engine="ray",
-            progress=Lines(lines.append),
+            progress=ProgressLines(lines.append),
             trainer="lab.sweep.pretend",
         )
         states = [store.status()[each.id] for each in experiment.runs()]
@@ -78,7 +78,7 @@ def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ray_engine, "require", lambda *asked: Silent)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(OptionError) as error:
-        ray_engine.Ray(None, None, 1)
+        ray_engine.RayEngine(None, None, 1)
     assert str(error.value) == (
         "Ray cannot be reached or started: Could not connect to GCS. RAY_ADDRESS is "
         "'127.0.0.1:1'. Try ray status, or --engine local."

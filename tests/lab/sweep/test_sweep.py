@@ -15,10 +15,10 @@ from normkit.errors import OptionError, UnknownName
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import DIVERGED, Epoch, Result
 from normkit.lab.store import Store
-from normkit.lab.sweep import Lines, Plan, SweepError, Watcher, places, run
-from normkit.lab.sweep.messages import Broke, Done, Job, Left, Message, Told
-from normkit.lab.sweep.serving import Server, no_room
-from normkit.lab.sweep.watcher import TimeLeft, entries
+from normkit.lab.sweep import ProgressLines, ProgressListener, SweepError, SweepPlan, local, run
+from normkit.lab.sweep.messages import Failed, Finished, Job, Message, Progressed, Stopped
+from normkit.lab.sweep.progress import TimeLeft, run_labels
+from normkit.lab.sweep.worker import JobRunner, disk_full_cause
 
 PRETEND: dict[str, Any] = {"device": "cpu", "trainer": "lab.sweep.pretend"}
 
@@ -39,16 +39,16 @@ def test_only_what_is_missing_is_trained(path: Path) -> None:
     small, large = pretend.experiment(seeds=1), pretend.experiment(seeds=2, variants=4)
     with Store(path) as store:
         lines: list[str] = []
-        first = run(small, store, workers=2, progress=Lines(lines.append), **PRETEND)
+        first = run(small, store, workers=2, progress=ProgressLines(lines.append), **PRETEND)
         assert [result.run for result in first] == [each.id for each in small.runs()]
         assert scores(first) == expected(small)
         assert lines[0] == "3 runs; 2 at once"
         assert "v1, seed 1: accuracy 88.97%" in "".join(lines)
         assert scores(run(small, store, start=never, **PRETEND)) == scores(first)
         lines.clear()
-        more = run(large, store, workers=1, progress=Lines(lines.append), **PRETEND)
+        more = run(large, store, workers=1, progress=ProgressLines(lines.append), **PRETEND)
         assert scores(more) == expected(large)
-        assert lines[0] == "8 runs, 3 known from before; 1 at once"
+        assert lines[0] == "8 runs, 3 done before; 1 at once"
         assert len(lines) == 1 + 5
 
 
@@ -69,38 +69,38 @@ def test_an_engine_that_is_not_known(path: Path) -> None:
         run(pretend.experiment(), store, engine="rai", **PRETEND)
 
 
-def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "cores", lambda: 3)
+def test_worker_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "cores", lambda: 3)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert [each.device for each in places.places()] == ["cpu"] * 3
+    assert [each.device for each in local.worker_slots()] == ["cpu"] * 3
     with pytest.raises(OptionError, match="torch sees 0 CUDA devices"):
-        places.places(device="cuda")
+        local.worker_slots(device="cuda")
     with pytest.raises(OptionError, match="device got 'gpu'"):
-        places.places(device="gpu")
+        local.worker_slots(device="gpu")
     with pytest.raises(OptionError, match="'meta', which cannot train here"):
-        places.places(device="meta")
+        local.worker_slots(device="meta")
     with pytest.raises(OptionError, match="workers got 0, expected 1 or more"):
-        places.places(workers=0)
+        local.worker_slots(workers=0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert [each.device for each in places.places()] == ["cuda:0", "cuda:1"]
-    assert [each.device for each in places.places(3)] == ["cuda:0", "cuda:1", "cuda:0"]
-    assert [each.device for each in places.places(device="cuda:1")] == ["cuda:1"]
-    assert {each.together for each in places.places()} == {places.TOGETHER}
+    assert [each.device for each in local.worker_slots()] == ["cuda:0", "cuda:1"]
+    assert [each.device for each in local.worker_slots(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [each.device for each in local.worker_slots(device="cuda:1")] == ["cuda:1"]
+    assert {each.together for each in local.worker_slots()} == {local.TOGETHER}
 
 
 class Served:
-    """A server in this process, and what it sent."""
+    """A runner in this process, and what it sent."""
 
     def __init__(self, folder: Path) -> None:
         self.sent: list[Message] = []
         self.stops = False
         self.folder = folder
-        self.server = Server("lab.sweep.pretend", "cpu", self.sent.append, lambda: self.stops)
+        self.runner = JobRunner("lab.sweep.pretend", "cpu", self.sent.append, lambda: self.stops)
 
     def serve(self, experiment: Experiment) -> bool:
         self.runs = experiment.runs()
-        return self.server.serve([Job(run, self.folder / f"{run.id}.pt") for run in self.runs])
+        return self.runner.run([Job(run, self.folder / f"{run.id}.pt") for run in self.runs])
 
     def kinds(self, kind: type[Message]) -> list[Any]:
         return [message for message in self.sent if isinstance(message, kind)]
@@ -125,8 +125,8 @@ def test_several_runs_of_a_setting_train_side_by_side(
     experiment = pretend.experiment(variants=1, seeds=7)
     assert served.serve(experiment)
     assert groups == [3, 3]  # as side_by_side says; the last one is alone
-    assert scores([done.result for done in served.kinds(Done)]) == expected(experiment)
-    epochs = [(told.run, told.record.epoch) for told in served.kinds(Told) if told.record]
+    assert scores([done.result for done in served.kinds(Finished)]) == expected(experiment)
+    epochs = [(told.run, told.record.epoch) for told in served.kinds(Progressed) if told.record]
     assert len(epochs) == len(set(epochs)) == 7 * 3
 
 
@@ -134,11 +134,11 @@ def test_an_error_beside_others_is_nobodys_yet(served: Served) -> None:
     experiment = pretend.experiment(variants=2, seeds=4, fails_in=2)
     troubled = dataclasses.replace(experiment, variants=experiment.variants[1:])
     assert not served.serve(troubled)
-    assert [each.shared for each in served.kinds(Broke)] == [True] * 3
-    assert len(served.kinds(Left)) == 1  # the fourth, which had not begun
+    assert [each.shared for each in served.kinds(Failed)] == [True] * 3
+    assert len(served.kinds(Stopped)) == 1  # the fourth, which had not begun
     served.sent.clear()
     assert not served.serve(dataclasses.replace(troubled, seeds=(1,)))
-    assert [each.shared for each in served.kinds(Broke)] == [False]
+    assert [each.shared for each in served.kinds(Failed)] == [False]
 
 
 def test_an_error_beside_others_takes_no_finished_run_with_it(
@@ -152,43 +152,43 @@ def test_an_error_beside_others_takes_no_finished_run_with_it(
     monkeypatch.setattr(pretend, "train_together", breaks_at_the_end)
     assert not served.serve(pretend.experiment(variants=1, seeds=3))
     first, *others = [run.id for run in served.runs]
-    assert [each.result.run for each in served.kinds(Done)] == [first]
-    assert [each.run for each in served.kinds(Broke)] == others
+    assert [each.result.run for each in served.kinds(Finished)] == [first]
+    assert [each.run for each in served.kinds(Failed)] == others
 
 
-def test_a_server_that_is_asked_to_stop_leaves_everything(served: Served) -> None:
+def test_a_runner_that_is_asked_to_stop_leaves_everything(served: Served) -> None:
     served.stops = True
     assert served.serve(pretend.experiment(variants=1))
-    assert [each.run for each in served.kinds(Left)] == [run.id for run in served.runs]
+    assert [each.run for each in served.kinds(Stopped)] == [run.id for run in served.runs]
     assert len(served.sent) == 2
 
 
 def test_what_a_full_disk_looks_like() -> None:
     full = OSError(28, "No space left on device")
-    assert no_room(full) is full
+    assert disk_full_cause(full) is full
     behind = RuntimeError("unexpected pos 127616 vs 127504")  # as torch.save says it
     behind.__context__ = full
-    assert no_room(behind) is full
+    assert disk_full_cause(behind) is full
     writer = RuntimeError("PytorchStreamWriter failed writing file data/0")
-    assert no_room(writer) is writer
-    assert no_room(OSError(2, "No such file or directory")) is None
-    assert no_room(ValueError("full")) is None
+    assert disk_full_cause(writer) is writer
+    assert disk_full_cause(OSError(2, "No such file or directory")) is None
+    assert disk_full_cause(ValueError("full")) is None
 
 
 def test_time_left() -> None:
     experiment = pretend.experiment(variants=2, seeds=2, epochs=10)
-    plan = Plan(entries(experiment), workers=2)
-    a1, b1, a2, b2 = plan.entries
+    plan = SweepPlan(run_labels(experiment), workers=2)
+    a1, b1, a2, b2 = plan.labels
     left = TimeLeft(plan)
     assert left.seconds() is None
-    left.told(Told(a1, 10.0, Epoch(10, seconds=20.0)))  # 2 s an epoch
+    left.progressed(Progressed(a1, 10.0, Epoch(10, seconds=20.0)))  # 2 s an epoch
     left.over(a1)
-    left.told(Told(b1, 5.0, Epoch(5, seconds=20.0)))  # 4 s
+    left.progressed(Progressed(b1, 5.0, Epoch(5, seconds=20.0)))  # 4 s
     # 20 s of b1, 20 s of a2, 40 s of b2, on two workers
     assert left.seconds() == 40.0
     left.over(b1)
     left.over(a2)
-    left.told(Told(b2, 1.0))
+    left.progressed(Progressed(b2, 1.0))
     assert left.seconds() == 36.0  # one run keeps one worker busy
 
 
@@ -196,8 +196,8 @@ def test_lines_tell_of_divergences_and_failures() -> None:
     experiment = pretend.experiment(variants=1, seeds=2)
     first, second = (run.id for run in experiment.runs())
     lines: list[str] = []
-    watcher: Watcher = Lines(lines.append)
-    watcher.begin(Plan(entries(experiment)))
+    watcher: ProgressListener = ProgressLines(lines.append)
+    watcher.begin(SweepPlan(run_labels(experiment)))
     watcher.finished(Result(first, DIVERGED, (), (), 1.0, 1, note="in epoch 2"))
     watcher.failed(second, "memory")
     watcher.end()

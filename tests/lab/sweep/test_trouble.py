@@ -13,7 +13,7 @@ import pytest
 
 from lab.sweep import pretend
 from lab.sweep.nursery import Nursery
-from normkit.lab.store import FAILED, WAITING, State, Store
+from normkit.lab.store import FAILED, WAITING, RunState, Store
 
 SLOW = {"variants": 3, "seeds": 2, "epochs": 10, "seconds": 0.02}  # 0.8 s a run
 
@@ -34,7 +34,7 @@ class Sweeps:
     def log(self) -> str:
         return self.path.with_suffix(".log").read_text()
 
-    def states(self, **wanted: Any) -> list[State]:
+    def states(self, **wanted: Any) -> list[RunState]:
         with Store(self.path) as store:
             status = store.status()
         return [status[run.id] for run in pretend.experiment(**wanted).runs()]

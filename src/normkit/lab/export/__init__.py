@@ -4,7 +4,7 @@ Tables have a row for each run, for each epoch of each run, or for each comparis
 rounded but in LaTeX.
 """
 
+from normkit.lab.export.files import FORMATS as FORMATS
+from normkit.lab.export.files import PER as PER
+from normkit.lab.export.files import write as write
 from normkit.lab.export.latex import latex as latex
-from normkit.lab.export.writing import FORMATS as FORMATS
-from normkit.lab.export.writing import PER as PER
-from normkit.lab.export.writing import write as write

@@ -1,18 +1,17 @@
-"""Learning curves: the mean over seeds, with a band of one standard deviation."""
+"""What changes in training: learning curves, and what was watched beside the score."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from normkit.diagnosis.disturbance import DELTAS
 from normkit.lab.experiment import Cell
-from normkit.lab.report.figures import HEIGHT, Figure, Mark, Panel, View, axis, mark, thinned
-from normkit.lab.report.metrics import Metric
-from normkit.lab.report.quantities import Measure, Quantity, quantities
-from normkit.lab.report.scores import Board, Scores, deviation
-from normkit.lab.report.styling import Look
-from normkit.lab.report.words import cell_words, known
-from normkit.lab.results import DIVERGED, Result
+from normkit.lab.report.figures import HEIGHT, Figure, Look, Mark, Panel, View, axis, mark, thinned
+from normkit.lab.report.scores import Board, Scores, average, deviation
+from normkit.lab.report.words import Metric, cell_words, known, listed
+from normkit.lab.results import DIVERGED, Epoch, Result
 
 POINTS = 20_000  # of all curves of a page: it has to stay small
 FEWEST, MOST = 15, 200  # of one curve
@@ -82,7 +81,7 @@ def epochs_axis(marks: Sequence[Mark]) -> dict[str, Any]:
 
 
 def marks_of(
-    scores: Scores, look: Look, of: Measure, most: int, *, timed: bool = False
+    scores: Scores, look: Look, of: EpochValue, most: int, *, timed: bool = False
 ) -> list[Mark]:
     """The mean with its band, and each run that diverged."""
     marks: list[Mark] = []
@@ -107,7 +106,7 @@ class Row(NamedTuple):
     std: float | None
 
 
-def _over_seeds(results: Sequence[Result], of: Measure, most: int) -> list[Row]:
+def _over_seeds(results: Sequence[Result], of: EpochValue, most: int) -> list[Row]:
     """Some of the epochs that all of the runs have: else the mean would jump where one ends."""
     if not results:
         return []
@@ -139,3 +138,214 @@ def _later(marks: Sequence[Mark]) -> list[float] | None:
     low, high = min(values), max(values)
     room = 0.05 * (high - low) or 1.0
     return [round(low - room, 4), round(high + room, 4)]
+
+
+EpochValue = Callable[[Epoch], float | None]
+
+
+class Quantity(NamedTuple):
+    """What a view of the figure shows."""
+
+    title: str
+    of: EpochValue
+    logarithmic: bool = False
+    timed: bool = False  # over seconds instead of epochs
+
+
+def quantities(metric: Metric) -> list[Quantity]:
+    """The score first; what was not measured is left out later."""
+    title = metric.title
+    found = [
+        Quantity(title, score_of("test", metric.name)),
+        Quantity(f"{title}, over time", score_of("test", metric.name), timed=True),
+        Quantity(title.replace("Test", "Validation"), score_of("validation", metric.name)),
+    ]
+    if metric.percent:
+        found.append(Quantity(title.replace("Test", "Training"), score_of("train", metric.name)))
+        found.append(Quantity("Test loss", lambda epoch: epoch.test_loss, logarithmic=True))
+    found.append(Quantity("Training loss", lambda epoch: epoch.train_loss, logarithmic=True))
+    return found
+
+
+def score_of(part: str, metric: str) -> EpochValue:
+    """A metric on the training, validation or test set; in percent, but for the loss."""
+
+    def score(epoch: Epoch) -> float | None:
+        value = epoch.value(metric, part)
+        return value if value is None or metric == "loss" else 100 * value
+
+    return score
+
+
+TICKS = 8  # at most, on an axis of whole numbers
+
+
+def watched(board: Board, looks: Mapping[str, Look]) -> list[Figure]:
+    """A figure for each measure that was taken."""
+    names: dict[str, bool] = {}  # and whether it is a list: one value a layer
+    for scores in board:
+        for result in list(scores.results.values())[:1]:  # the seeds of a variant have the same
+            for epoch in result.epochs:
+                for name, value in epoch.measures.items():
+                    names[name] = names.get(name, False) or isinstance(value, (list, tuple))
+    most = points_each(4 * len(names) * len(list(board)))
+    return [_figure(board, looks, name, deep, most) for name, deep in names.items()]
+
+
+def _figure(board: Board, looks: Mapping[str, Look], name: str, deep: bool, most: int) -> Figure:
+    words = name.replace("_", " ").replace(".", " ")
+    usual = Measure(words[:1].upper() + words[1:], "As measured in training.")
+    shown = MEASURES.get(name, usual)
+    cells = board.experiment.cells()
+    views = []
+    if deep:
+        panels = tuple(_last(board, looks, name, shown, cell) for cell in cells)
+        views.append(View("At the last measurement", panels))
+    if not shown.over:
+        panels = tuple(_epochs(board, looks, name, shown.title, cell, most) for cell in cells)
+        views.append(View("Over the epochs" + (", mean of all" if deep else ""), panels))
+    about = f"{shown.about} Mean and deviation over seeds.{_without(board, name)}"
+    return Figure(f"watched-{name}", shown.title, about, tuple(views))
+
+
+def _without(board: Board, name: str) -> str:
+    """Who is not in the chart: per-sample norms, for one, have no running statistics to be off."""
+    lacking = {
+        scores.variant.name
+        for scores in board
+        if scores.done
+        and not any(
+            number_of(epoch.measures.get(name)) is not None
+            for result in scores.done
+            for epoch in result.epochs
+        )
+    }
+    names = [each for each in board.names() if each in lacking]
+    return f" Nothing to measure: {listed(names)}." if names else ""
+
+
+def number_of(value: Any) -> float | None:
+    """A measurement as one number: the mean over the layers, where there are several."""
+    if isinstance(value, (list, tuple)):
+        return average([number_of(each) for each in value])
+    plain = isinstance(value, (int, float)) and known(value)
+    return float(value) if plain else None
+
+
+def _epochs(
+    board: Board, looks: Mapping[str, Look], name: str, title: str, cell: Cell, most: int
+) -> Panel:
+    def of(epoch: Epoch) -> float | None:
+        return number_of(epoch.measures.get(name))
+
+    marks: list[Mark] = []
+    for scores in board.in_cell(cell):
+        marks += marks_of(scores, looks[scores.variant.name], of, most)
+    return Panel(cell_words(cell), tuple(marks), _layout(epochs_axis(marks), title))
+
+
+def _last(board: Board, looks: Mapping[str, Look], name: str, shown: Measure, cell: Cell) -> Panel:
+    """Over the depth of the network, or whatever the entries of a list are."""
+    marks: list[Mark] = []
+    for scores in board.in_cell(cell):
+        columns = list(zip(*_profiles(scores, name), strict=True))
+        fits = len(shown.over) == len(columns)
+        x = shown.over if fits else range(1, len(columns) + 1)
+        points = [
+            (at, average(column), deviation([v for v in column if v is not None]))
+            for at, column in zip(x, columns, strict=True)
+            if any(value is not None for value in column)  # a norm without statistics has none
+        ]
+        if points:
+            places, mean, std = zip(*points, strict=True)
+            marks.append(mark("line", looks[scores.variant.name], places, mean, std))
+    longest = max((max(each["x"]) for each in marks), default=1)
+    ticks = {} if shown.over else {"tick0": 1, "dtick": math.ceil(longest / TICKS)}
+    along = axis(shown.entries, **ticks)
+    return Panel(cell_words(cell), tuple(marks), _layout(along, shown.title))
+
+
+def _layout(x: dict[str, Any], y: str) -> dict[str, Any]:
+    return {
+        "xaxis": x,
+        "yaxis": axis(y, rangemode="tozero"),
+        "height": HEIGHT,
+        "hovermode": "x unified",
+    }
+
+
+def _profiles(scores: Scores, name: str) -> list[list[float | None]]:
+    """For each seed, the last measurement of all layers."""
+    found = []
+    for result in scores.done:
+        lists = [e.measures[name] for e in result.epochs if _is_list(e.measures.get(name))]
+        if lists:
+            found.append([number_of(value) for value in lists[-1]])
+    return [each for each in found if len(each) == len(found[0])]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0
+
+
+DEPTH = "norm, in the order of the forward pass"
+
+
+class Measure(NamedTuple):
+    """How a measure is shown. The entries of a list are layers, unless ``over`` says otherwise."""
+
+    title: str
+    about: str
+    entries: str = DEPTH
+    over: tuple[float, ...] = ()
+
+
+MEASURES = {
+    "condensation": Measure(
+        "Feature condensation",
+        "Mean cosine between the samples of a fixed batch, before the first norm. Above 0.3 "
+        "features are called condensed (UBN).",
+    ),
+    "esm_mean": Measure(
+        "Estimation shift of the means",
+        "Distance between running means and the means of the test data (estimation shift).",
+    ),
+    "esm_std": Measure(
+        "Estimation shift of the deviations",
+        "Distance between running deviations and those of the test data (estimation shift).",
+    ),
+    "stat_diff": Measure(
+        "Difference of channels",
+        "Spread of the channels' means over their mean deviation, in a group (WS and BCN).",
+    ),
+    "gradient_factor": Measure(
+        "Gradient factor",
+        "|γ| / √(variance + eps): what a norm multiplies gradients with (revisiting BN).",
+    ),
+    "disturbance": Measure(
+        "Accuracy with disturbed statistics",
+        "The running statistics of the first norms of six blocks were made wrong at random "
+        "(estimation shift).",
+        "largest relative error",
+        (0.0, *DELTAS),
+    ),
+    "gate_saturation": Measure("Saturated gates", "Share of gates below 0.05 or above 0.95."),
+    "frozen": Measure(
+        "Frozen norms", "1 for each ubn that is a fixed map at present, 0 for others."
+    ),
+    "ws_gradients_a": Measure(
+        "Gradient that weight standardization removes by dividing",
+        "Of each standardized weight, in the order of the forward pass (WS and BCN).",
+        "weight",
+    ),
+    "ws_gradients_b": Measure(
+        "Gradient that weight standardization removes by centring",
+        "Of each standardized weight, in the order of the forward pass (WS and BCN).",
+        "weight",
+    ),
+    "ws_gradients_c": Measure(
+        "Gradient that weight standardization leaves",
+        "Of each standardized weight, in the order of the forward pass (WS and BCN).",
+        "weight",
+    ),
+}

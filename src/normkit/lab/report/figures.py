@@ -1,9 +1,4 @@
-"""Figures as plain data: short enough for a page, and without any look of their own.
-
-A figure has views (accuracy, loss, …), a view has panels (one for each cell), and a panel has
-marks. The page's script makes plotly's traces of them, in the colours of the page, which may be
-light or dark, and with the dash and the symbol of each variant.
-"""
+"""Figures as plain data: short enough for a page, and without any look of their own."""
 
 from __future__ import annotations
 
@@ -12,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from normkit.lab.report.styling import Look
 
 Mark = dict[str, Any]
 HEIGHT = 320  # pixels
@@ -116,3 +109,36 @@ def thinned(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
+
+
+COLOURS = 8  # besides the grey of the baseline; page.css has them, for light and dark
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "star", "x")
+# the same dashes for SVG
+STROKES = {"solid": "none", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """The place of a variant in the key, and its marks."""
+
+    place: int
+    name: str
+    colour: int  # --v0 is the baseline's
+    dash: str
+    symbol: str
+
+    @property
+    def stroke(self) -> str:
+        return STROKES[self.dash]
+
+
+def looks(names: Sequence[str]) -> dict[str, Look]:
+    """The baseline comes first in ``names``."""
+    made = {}
+    for place, name in enumerate(names):
+        turn, colour = divmod(place - 1, COLOURS) if place else (0, -1)
+        dash = "dash" if place == 0 else DASHES[(2 * turn) % len(DASHES)]
+        symbol = SYMBOLS[place % len(SYMBOLS)]
+        made[name] = Look(place, name, colour + 1, dash, symbol)
+    return made

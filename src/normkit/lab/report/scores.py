@@ -1,4 +1,4 @@
-"""What each variant's seeds gave: gathered from the results, and described, nothing inferred."""
+"""What each variant's seeds gave, and the cells of an experiment as a table."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+from normkit.errors import UnknownName, nearest
 from normkit.lab.experiment import Cell, Experiment, Run, Variant
-from normkit.lab.report.words import known
-from normkit.lab.results import DIVERGED, DONE, Result
+from normkit.lab.report.words import axis_words, known, value_words
+from normkit.lab.results import DIVERGED, DONE, Comparison, Result
 
 
 @dataclass(frozen=True)
@@ -121,3 +123,83 @@ def average(values: Sequence[float | None]) -> float | None:
     """Mean of what is known; None where nothing is."""
     found = [value for value in values if value is not None and known(value)]
     return statistics.fmean(found) if found else None
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Columns along one axis, and a group of rows for every point of the other axes."""
+
+    axis: str | None  # of the columns; None where there is no grid
+    columns: tuple[Any, ...]
+    groups: tuple[Cell, ...]
+    cells: tuple[Cell, ...]
+
+    def cell(self, group: Cell, column: Any) -> Cell | None:
+        """The cell in a place, or None where the grid has a hole."""
+        wanted = dict(group) if self.axis is None else {**dict(group), self.axis: column}
+        return next((cell for cell in self.cells if dict(cell) == wanted), None)
+
+    @property
+    def title(self) -> str:
+        return "" if self.axis is None else axis_words(self.axis)
+
+    def heads(self) -> list[str]:
+        return [value_words(column) for column in self.columns]
+
+
+def axes_of(cells: Sequence[Cell]) -> dict[str, list[Any]]:
+    """The axes of a grid with their values, in the order of the file."""
+    axes: dict[str, list[Any]] = {}
+    for cell in cells:
+        for path, value in cell:
+            values = axes.setdefault(path, [])
+            if value not in values:
+                values.append(value)
+    return axes
+
+
+def is_numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+
+
+def arrange(cells: Sequence[Cell], columns: str | None = None) -> Arrangement:
+    """A table of the cells; across goes the axis of numbers that has the most values.
+
+    >>> made = arrange([(("model.name", "a"), ("train.batch", b)) for b in (2, 64)])
+    >>> made.axis, made.columns, made.groups
+    ('train.batch', (2, 64), ((('model.name', 'a'),),))
+    """
+    axes = axes_of(cells)
+    if columns is not None and columns not in axes:
+        raise UnknownName(f"The grid has no axis {columns!r}. {nearest(columns, axes)}")
+    if not axes:
+        return Arrangement(None, (None,), ((),), tuple(cells))
+    if columns is None:
+        numeric = [path for path, values in axes.items() if is_numeric(values)]
+        columns = max(numeric or axes, key=lambda path: len(axes[path]))
+    groups = dict.fromkeys(without(cell, columns) for cell in cells)
+    return Arrangement(columns, tuple(axes[columns]), tuple(groups), tuple(cells))
+
+
+def without(cell: Cell, path: str) -> Cell:
+    return tuple((axis, value) for axis, value in cell if axis != path)
+
+
+ORDER = ("better", "worse", "equivalent", "not shown")
+
+
+def ranked(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Better first, and within a verdict the largest difference first."""
+    worst = float("-inf")
+    return sorted(
+        comparisons,
+        key=lambda c: (
+            ORDER.index(c.verdict) if c.verdict in ORDER else len(ORDER),
+            -(c.difference if known(c.difference) else worst),
+        ),
+    )
+
+
+def shown(c: Comparison) -> str:
+    """The verdict, or that there is none because the variant diverged."""
+    return DIVERGED if c.diverged and not c.pairs else c.verdict

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from normkit.core.messages import counted
 from normkit.lab.experiment import Experiment
 from normkit.lab.report import verdicts
-from normkit.lab.report.answer import answer
-from normkit.lab.report.cautions import cautions
-from normkit.lab.report.metrics import Metric
+from normkit.lab.report.answer import answer, cautions
+from normkit.lab.report.figures import looks
 from normkit.lab.report.scores import Board
-from normkit.lab.report.styling import looks
-from normkit.lab.report.words import NONE, known, probability
+from normkit.lab.report.words import NONE, Metric, known, probability
 from normkit.lab.results import Comparison, Result
 from normkit.models import require
 

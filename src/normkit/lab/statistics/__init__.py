@@ -4,28 +4,14 @@
 they are called, not to import them.
 """
 
-from __future__ import annotations
-
-from normkit.lab.statistics.comparing import compare
-from normkit.lab.statistics.correction import holm
-from normkit.lab.statistics.flipping import sign_flip
-from normkit.lab.statistics.intervals import interval
-from normkit.lab.statistics.power import more_seeds
-from normkit.lab.statistics.reaching import reach
-from normkit.lab.statistics.spread import ALPHA, effect
-from normkit.lab.statistics.t_tests import paired_t, tost
-from normkit.lab.statistics.verdicts import verdict
-
-__all__ = [
-    "ALPHA",
-    "compare",
-    "effect",
-    "holm",
-    "interval",
-    "more_seeds",
-    "paired_t",
-    "reach",
-    "sign_flip",
-    "tost",
-    "verdict",
-]
+from normkit.lab.statistics.comparison import compare as compare
+from normkit.lab.statistics.comparison import reach as reach
+from normkit.lab.statistics.intervals import interval as interval
+from normkit.lab.statistics.paired_tests import ALPHA as ALPHA
+from normkit.lab.statistics.paired_tests import effect as effect
+from normkit.lab.statistics.paired_tests import holm as holm
+from normkit.lab.statistics.paired_tests import paired_t as paired_t
+from normkit.lab.statistics.paired_tests import sign_flip as sign_flip
+from normkit.lab.statistics.paired_tests import tost as tost
+from normkit.lab.statistics.paired_tests import verdict as verdict
+from normkit.lab.statistics.power import more_seeds as more_seeds

@@ -24,8 +24,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from normkit.lab.statistics.spread import mean_and_std
-from normkit.models import require
+from normkit.core.optional_dependencies import require
+from normkit.lab.statistics.paired_tests import mean_and_std
 
 LEVEL = 0.95
 

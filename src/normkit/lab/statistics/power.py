@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from normkit.lab.statistics.spread import ALPHA, mean_and_std
-from normkit.models import require
+from normkit.core.optional_dependencies import require
+from normkit.lab.statistics.paired_tests import ALPHA, mean_and_std
 
 POWER = 0.8  # the usual one: so likely does the number of seeds decide
 MOST = 1000  # pairs; what needs more is, for a lab, undecidable
@@ -41,7 +41,7 @@ def more_seeds(
         return None
     mean, std = mean_and_std(differences)
     count = len(differences)
-    if std == 0:  # see t_tests.above: the p-value is 2⁻ⁿ
+    if std == 0:  # see p_above: the p-value is 2⁻ⁿ
         level = alpha if mean else alpha_equivalent or alpha
         decidable = mean != 0 or margin > 0
         return max(1, math.ceil(-math.log2(level)) - count) if decidable else None

@@ -1,4 +1,4 @@
-"""The SQLite file behind a store: its tables, its version, and its troubles in plain words."""
+"""The SQLite file behind a store: its tables, its version, and its errors in plain words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from normkit.errors import NormkitError
 
 VERSION = 1
-PATIENCE = 30.0  # seconds to wait for another process to end its transaction
+LOCK_TIMEOUT = 30.0  # seconds to wait for another process to end its transaction
 
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -46,33 +46,33 @@ class DiskFull(StoreError):
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a store, or make it where there is none."""
-    with plainly(path):
-        # transactions are begun and ended by name: see writing()
-        made = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+    with translated_errors(path):
+        # transactions are begun and ended by name: see transaction()
+        connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None)
         try:
-            _be_a_store(made, path)
+            _prepare(connection, path)
         except BaseException:
-            made.close()
+            connection.close()
             raise
-    return made
+    return connection
 
 
-def _be_a_store(made: sqlite3.Connection, path: Path) -> None:
-    made.execute("PRAGMA synchronous = FULL")  # what is committed survives a power cut
-    made.execute("PRAGMA foreign_keys = ON")
-    damage = made.execute("PRAGMA quick_check(1)").fetchone()[0]
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power cut
+    connection.execute("PRAGMA foreign_keys = ON")
+    damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
         raise StoreError(_damaged(path, damage))
-    if not _tables(made):
-        _write_ahead(made)
-        with writing(made):
-            if not _tables(made):  # another launcher may have been first
+    if not _tables(connection):
+        _use_write_ahead_log(connection)
+        with transaction(connection):
+            if not _tables(connection):  # another launcher may have been first
                 for statement in TABLES.split(";")[:-1]:
-                    made.execute(statement)
-                made.execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
-    if "meta" not in _tables(made):
+                    connection.execute(statement)
+                connection.execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
+    if "meta" not in _tables(connection):
         raise StoreError(f"{path} is a database, but no store of normkit. Try another --store.")
-    row = made.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
+    row = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
     version = int(row[0]) if row else 0
     if version > VERSION:
         raise StoreError(
@@ -81,17 +81,17 @@ def _be_a_store(made: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def _tables(made: sqlite3.Connection) -> set[str]:
-    found = made.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-    return {name for (name,) in found}
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    return {name for (name,) in rows}
 
 
-def _write_ahead(made: sqlite3.Connection) -> None:
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
     """Readers and the writer do not wait for each other; kept in the file from then on."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
-            made.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
             # two at once: for this statement SQLite does not wait by itself
@@ -101,7 +101,7 @@ def _write_ahead(made: sqlite3.Connection) -> None:
 
 
 @contextmanager
-def writing(connection: sqlite3.Connection) -> Iterator[None]:
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """All or nothing, and one process at a time."""
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -114,31 +114,31 @@ def writing(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def plainly(path: Path) -> Iterator[None]:
+def translated_errors(path: Path) -> Iterator[None]:
     """SQLite's errors as ours: what is wrong with which file, and what to try."""
     try:
         yield
     except sqlite3.Error as error:
         kind = getattr(error, "sqlite_errorname", "")
-        said = str(error).rstrip(".")
+        message = str(error).rstrip(".")
         if kind.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
             raise DiskFull(
-                f"{path} could not be written: {said}. Nothing that it holds is lost. "
+                f"{path} could not be written: {message}. Nothing that it holds is lost. "
                 "Try to make room on that disk, then the same command again."
             ) from error
         if kind.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-            raise StoreError(_damaged(path, said)) from error
+            raise StoreError(_damaged(path, message)) from error
         if kind.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             raise StoreError(
-                f"{path} has been locked by another program for {PATIENCE:.0f} s. "
+                f"{path} has been locked by another program for {LOCK_TIMEOUT:.0f} s. "
                 "Try again when it has ended."
             ) from error
-        raise StoreError(f"{path} could not be used as a store: {said}.") from error
+        raise StoreError(f"{path} could not be used as a store: {message}.") from error
 
 
-def _damaged(path: Path, said: str) -> str:
+def _damaged(path: Path, message: str) -> str:
     return (
-        f"{path} is damaged, or no store of normkit: {' '.join(said.split())}. Try a copy of it "
+        f"{path} is damaged, or no store of normkit: {' '.join(message.split())}. Try a copy of it "
         f"from before, or move it away: runs are then trained again, from the checkpoints in "
         f"{path}.runs as far as there are any."
     )

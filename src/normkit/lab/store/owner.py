@@ -27,10 +27,10 @@ class Owner:
         self.folder = folder
         waiting = folder / f".{self.name}"
         self.lock = _create(waiting)
-        if not _try(self.lock, waiting):
+        if not _try_lock(self.lock, waiting):
             raise StoreError(f"{waiting} is locked by another program.")
         # under this name it has always been locked: see is_alive
-        os.rename(waiting, _file(folder, self.name))
+        os.rename(waiting, _lock_file(folder, self.name))
 
     def close(self) -> None:
         """Let go, when the workers have ended."""
@@ -41,26 +41,26 @@ class Owner:
 def is_alive(folder: Path, name: str) -> bool:
     """Whether a launcher or one of its workers is left. The file of a dead one is removed."""
     try:
-        file = os.open(_file(folder, name), os.O_RDWR)
+        file = os.open(_lock_file(folder, name), os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
-        if not _try(file, _file(folder, name)):
+        if not _try_lock(file, _lock_file(folder, name)):
             return True
         with suppress(FileNotFoundError):  # two may find it dead
-            os.unlink(_file(folder, name))
+            os.unlink(_lock_file(folder, name))
         return False
     finally:
         os.close(file)
 
 
-def bury(folder: Path) -> None:
+def remove_dead_owners(folder: Path) -> None:
     """Remove what launchers that are gone have left."""
     for file in folder.glob("*.lock"):
         is_alive(folder, file.stem)
 
 
-def spoken(name: str) -> str:
+def describe_owner(name: str) -> str:
     """An owner in words: process 4711 on somewhere."""
     host, process, _ = name.rsplit("-", 2)
     return f"process {process} on {host}"
@@ -73,11 +73,11 @@ def _create(path: Path) -> int:
             return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
 
 
-def _file(folder: Path, name: str) -> Path:
+def _lock_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.lock"
 
 
-def _try(file: int, path: Path) -> bool:
+def _try_lock(file: int, path: Path) -> bool:
     try:
         import fcntl
     except ImportError as error:

@@ -6,18 +6,103 @@ import dataclasses
 import json
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from normkit.lab.experiment import Run
 from normkit.lab.results import Epoch, Result
-from normkit.lab.store.database import StoreError, plainly, writing
-from normkit.lab.store.owner import Owner, spoken
-from normkit.lab.store.reading import Reader
-from normkit.lab.store.records import CLAIMED, DONE, FAILED, WAITING
+from normkit.lab.store.database import StoreError, connect, transaction, translated_errors
+from normkit.lab.store.owner import Owner, describe_owner, is_alive
 
-RUN = re.compile(r"(?<![0-9a-f])[0-9a-f]{20}(?![0-9a-f])")  # a run's id, in the name of a file
+WAITING, CLAIMED, DONE, FAILED = "waiting", "claimed", "done", "failed"
+RUN_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{20}(?![0-9a-f])")  # in the name of a file
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands. A divergence is a result, and so it is "done"."""
+
+    run: str  # id
+    state: str  # WAITING, CLAIMED, DONE or FAILED
+    owner: str | None = None  # the launcher that has claimed it
+    reason: str = ""  # why it failed
+    epoch: int = 0  # the last one recorded, of a run that is not done
+
+
+class Reader:
+    """An open store, without the means to change it."""
+
+    def __init__(self, path: str | Path, *, create: bool = False) -> None:
+        self.path = Path(path)
+        self.folder = self.path.with_name(f"{self.path.name}.runs")
+        if not create and not self.path.exists():
+            raise StoreError(f"There is no store {self.path}. Try normkit lab run, or --store.")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._connection = connect(self.path)
+
+    def results(self, ids: Iterable[str] | None = None) -> dict[str, Result]:
+        """Results by run id; of these runs, or of all."""
+        rows = dict(self._rows("SELECT run, record FROM results"))
+        wanted = rows if ids is None else [run for run in ids if run in rows]
+        return {run: self._parsed(run, rows[run], Result.from_json) for run in wanted}
+
+    def epochs(self, run: str) -> list[Epoch]:
+        """The epochs of an unfinished run so far."""
+        rows = self._rows("SELECT record FROM epochs WHERE run = ? ORDER BY epoch", run)
+        return [self._parsed(run, text, lambda each: Epoch(**json.loads(each))) for (text,) in rows]
+
+    def status(self, ids: Iterable[str] | None = None) -> dict[str, RunState]:
+        """Where every run stands. One whose launcher is gone waits."""
+        last_epoch = "(SELECT COALESCE(MAX(epoch), 0) FROM epochs WHERE run = id)"
+        rows = self._rows(f"SELECT id, state, owner, reason, {last_epoch} FROM runs")
+        states = {row[0]: RunState(*row) for row in rows}
+        alive = {each.owner: self.is_alive(each.owner) for each in states.values()}
+        for run, each in states.items():
+            if each.state == CLAIMED and not alive[each.owner]:
+                states[run] = dataclasses.replace(each, state=WAITING, owner=None)
+        return states if ids is None else {run: states[run] for run in ids if run in states}
+
+    def checkpoint(self, run: str) -> Path:
+        """Where a run is kept while it is trained."""
+        return self.folder / f"{run}.pt"
+
+    def is_alive(self, owner: str | None) -> bool:
+        """Whether a launcher, or one of its workers, is still there."""
+        return owner is not None and is_alive(self.folder, owner)
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):
+            self._connection.close()
+        with suppress(OSError):  # not empty: other launchers, or checkpoints, are there
+            self.folder.rmdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
+        with translated_errors(self.path):
+            return self._connection.execute(query, values).fetchall()
+
+    def _parsed(self, run: str, text: str, reader: Callable[[str], Any]) -> Any:
+        try:
+            return reader(text)
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(
+                f"{self.path} holds something for run {run} that cannot be read: {error}. "
+                "It may come from another program, or from another version of normkit."
+            ) from error
 
 
 class Store(Reader):
@@ -35,9 +120,9 @@ class Store(Reader):
         super().__init__(path, create=create)
 
     def add(self, runs: Iterable[Run]) -> None:
-        """Runs that are to be done. Those that are known stay as they are."""
+        """Runs that are to be done. Those that it has stay as they are."""
         rows = [(run.id, json.dumps(run.content(), sort_keys=True)) for run in runs]
-        with self._writing() as base:
+        with self._transaction() as base:
             base.executemany("INSERT OR IGNORE INTO runs (id, content) VALUES (?, ?)", rows)
 
     def claim(self, owner: Owner, ids: Sequence[str] | None = None) -> str | None:
@@ -45,7 +130,7 @@ class Store(Reader):
 
         A run is free if it waits, or if the launcher that claimed it is gone.
         """
-        with self._writing() as base:
+        with self._transaction() as base:
             query = "SELECT id, owner FROM runs WHERE state = ? OR state = ? AND owner != ?"
             free = dict(base.execute(query, (WAITING, CLAIMED, owner.name)).fetchall())
             alive = {each: self.is_alive(each) for each in set(free.values())}
@@ -59,7 +144,7 @@ class Store(Reader):
     def release(self, owner: Owner, ids: Iterable[str] | None = None) -> None:
         """Let others have these runs of the owner; None: all of them."""
         change = "UPDATE runs SET state = ?, owner = NULL WHERE state = ? AND owner = ?"
-        with self._writing() as base:
+        with self._transaction() as base:
             if ids is None:
                 base.execute(change, (WAITING, CLAIMED, owner.name))
             for run in ids or ():
@@ -67,9 +152,8 @@ class Store(Reader):
 
     def finish(self, result: Result) -> None:
         """Keep a result. The first one of a run stays; what was kept for resuming goes."""
-        with self._writing() as base:
-            known = base.execute("SELECT 1 FROM runs WHERE id = ?", (result.run,)).fetchone()
-            if not known:
+        with self._transaction() as base:
+            if not base.execute("SELECT 1 FROM runs WHERE id = ?", (result.run,)).fetchone():
                 raise StoreError(f"{self.path} has no run {result.run}. Try to add it first.")
             insert = "INSERT OR IGNORE INTO results (run, record) VALUES (?, ?)"
             base.execute(insert, (result.run, result.to_json()))
@@ -80,14 +164,14 @@ class Store(Reader):
 
     def fail(self, run: str, reason: str) -> None:
         """A run that could not be trained. The next launcher tries it again, by ``retry``."""
-        with self._writing() as base:
+        with self._transaction() as base:
             change = "UPDATE runs SET state = ?, owner = NULL, reason = ? WHERE id = ?"
             base.execute(f"{change} AND state != '{DONE}'", (FAILED, reason, run))
 
     def retry(self, ids: Iterable[str]) -> None:
         """Let those of these runs that failed wait again."""
         change = "UPDATE runs SET state = ?, reason = '' WHERE id = ? AND state = ?"
-        with self._writing() as base:
+        with self._transaction() as base:
             base.executemany(change, [(WAITING, run, FAILED) for run in ids])
 
     def forget(self, ids: Iterable[str]) -> None:
@@ -95,9 +179,9 @@ class Store(Reader):
         ids = list(ids)
         owners = {each.owner for each in self.status(ids).values() if each.state == CLAIMED}
         if owners:
-            names = " and ".join(spoken(owner) for owner in owners if owner)
+            names = " and ".join(describe_owner(owner) for owner in owners if owner)
             raise StoreError(f"{self.path} is in use by {names}. Try again when it has ended.")
-        with self._writing() as base:
+        with self._transaction() as base:
             for run in ids:
                 base.execute("DELETE FROM results WHERE run = ?", (run,))
                 base.execute("DELETE FROM epochs WHERE run = ?", (run,))
@@ -105,10 +189,10 @@ class Store(Reader):
                 base.execute(change, (WAITING, run))
         self.tidy(ids)
 
-    def live(self, epochs: Iterable[tuple[str, Epoch]]) -> None:
-        """What unfinished runs have told, for whoever looks."""
+    def record_epochs(self, epochs: Iterable[tuple[str, Epoch]]) -> None:
+        """Epochs of unfinished runs, for whoever looks."""
         rows = [(r, e.epoch, json.dumps(dataclasses.asdict(e))) for r, e in epochs]
-        with self._writing() as base:
+        with self._transaction() as base:
             base.executemany("INSERT OR REPLACE INTO epochs VALUES (?, ?, ?)", rows)
 
     def tidy(self, runs: Collection[str], *, keep_checkpoints: bool = False) -> None:
@@ -117,14 +201,14 @@ class Store(Reader):
         Only for their owner, or when they are done: another's files may be in use.
         """
         for file in self.folder.iterdir() if runs and self.folder.exists() else ():
-            found = RUN.search(file.name)
-            if found is None or found[0] not in runs:
+            match = RUN_ID.search(file.name)
+            if match is None or match[0] not in runs:
                 continue
-            if not (keep_checkpoints and file == self.checkpoint(found[0])):
+            if not (keep_checkpoints and file == self.checkpoint(match[0])):
                 with suppress(OSError):
                     file.unlink()
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with plainly(self.path), writing(self._connection):
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with translated_errors(self.path), transaction(self._connection):
             yield self._connection

@@ -3,29 +3,142 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
 
-from normkit.errors import NormkitError
-from normkit.lab.experiment import Run
-from normkit.lab.results import Epoch
-from normkit.lab.store import DONE, FAILED, DiskFull, Owner, Store
-from normkit.lab.store.owner import spoken
-from normkit.lab.sweep.engine import Engine
-from normkit.lab.sweep.interrupts import Interrupts
-from normkit.lab.sweep.messages import Broke, Done, Job, Left, Lost, Message, Told
-from normkit.lab.sweep.watcher import Watcher
+from normkit.errors import NormkitError, UnknownName, nearest
+from normkit.lab.experiment import Experiment, Run
+from normkit.lab.results import Epoch, Result
+from normkit.lab.store import DONE, FAILED, DiskFull, Owner, Store, StoreError
+from normkit.lab.store.owner import describe_owner, remove_dead_owners
+from normkit.lab.sweep.local import LocalEngine, Start, spawn, worker_slots
+from normkit.lab.sweep.messages import (
+    Engine,
+    Failed,
+    Finished,
+    Job,
+    Message,
+    Progressed,
+    Stopped,
+    WorkerLost,
+)
+from normkit.lab.sweep.progress import ProgressListener, SweepPlan, run_labels
+from normkit.lab.sweep.worker import TRAINER, disk_full_cause
 
-TIMES = 3  # a run whose worker is lost is tried again so often before it counts as failed
+ENGINES = ("local", "ray")
+TRIES = 3  # a run whose worker is lost is tried again so often before it counts as failed
 STARTS = 5  # workers in a row that do not even come up
 TICK = 0.5  # seconds between two looks at the clock, and at other launchers
-LIVE = 2.0  # seconds between two writes of what unfinished runs told
+RECORD_EVERY = 2.0  # seconds between two writes of the epochs of unfinished runs
 GRACE = 30.0  # seconds for workers to write their checkpoints when they are asked to stop
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class SweepError(NormkitError):
     """A sweep that cannot go on. What is done is kept."""
+
+
+def run(
+    experiment: Experiment,
+    store: Store,
+    *,
+    workers: int | None = None,
+    device: str | None = None,
+    engine: str = "local",
+    progress: ProgressListener | None = None,
+    trainer: str = TRAINER,
+    start: Start = spawn,
+) -> list[Result]:
+    """Train the runs that the store lacks; the results of all that are done, in order.
+
+    Runs that could not be trained are missing in the list, and ``store.status()`` says why. The
+    same call again goes on where this one ended, however it ended, and tries them again.
+    ``trainer`` names a module with the functions of normkit.lab.train, and ``start`` is how a
+    worker process is started; both are there for tests.
+    """
+    if engine not in ENGINES:
+        raise UnknownName(f"engine got {engine!r}. {nearest(engine, ENGINES)}")
+    slots = worker_slots(workers, device) if engine == "local" else []
+    listener = progress or ProgressListener()
+    runs = {run.id: run for run in experiment.runs()}
+    store.add(runs.values())
+    store.retry(runs)
+    done = frozenset(run for run, each in store.status(runs).items() if each.state == DONE)
+    store.tidy(done)  # where a launcher was killed right after it had written a result
+    missing = len(runs) - len(done)
+    if not missing:
+        return list(store.results(runs).values())
+    remove_dead_owners(store.folder)
+    owner = Owner(store.folder)
+    try:
+        if engine == "local":
+            chosen: Engine = LocalEngine(slots[:missing], owner.lock, trainer, start)
+        else:
+            from normkit.lab.sweep.ray_engine import RayEngine  # Ray is asked for inside
+
+            chosen = RayEngine(workers, device, missing, trainer)
+        listener.begin(SweepPlan(run_labels(experiment), done, chosen.size(), experiment.metric))
+        _sweep(Launcher(runs, store, owner, chosen, listener))
+    except OSError as error:
+        if disk_full_cause(error):
+            raise DiskFull(
+                f"There is no room on a disk: {error}. Nothing is lost. Try to make room, "
+                "then the same command again."
+            ) from error
+        raise
+    finally:
+        owner.close()
+        listener.end()
+    return list(store.results(runs).values())
+
+
+def _sweep(launcher: Launcher) -> None:
+    try:
+        with Interrupts() as interrupts:
+            launcher.sweep(interrupts)
+    finally:
+        launcher.engine.close()
+        with suppress(StoreError):  # if it cannot be written: the lock goes anyway
+            launcher.store.release(launcher.owner)
+
+
+class Interrupts:
+    """Ctrl-C, and the polite kill of a batch system: first a request, then an order.
+
+    While it is open, the first signal is noted only; the second is a KeyboardInterrupt. So a
+    signal never comes in the middle of a write. Outside the main thread, where Python allows no
+    handlers, nothing is noted and signals mean what they meant.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for each in SIGNALS:
+                self._handlers[each] = signal.signal(each, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        for each, handler in self._handlers.items():
+            signal.signal(each, handler if handler is not None else signal.SIG_DFL)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
 
 
 class Launcher:
@@ -37,29 +150,29 @@ class Launcher:
         store: Store,
         owner: Owner,
         engine: Engine,
-        watcher: Watcher,
+        listener: ProgressListener,
     ) -> None:
         self.runs, self.store, self.owner = runs, store, owner
-        self.engine, self.watcher = engine, watcher
+        self.engine, self.listener = engine, listener
         self.active: set[str] = set()
         self.alone: set[str] = set()  # to be trained without others at their side
         self.losses: Counter[str] = Counter()  # since a run last came further than ever before
         self.reached: dict[str, float] = {}
-        self.unborn = 0  # workers in a row that did not come up
-        self.told: list[tuple[str, Epoch]] = []
+        self.failed_starts = 0  # workers in a row that did not come up
+        self.epochs: list[tuple[str, Epoch]] = []  # not written yet
         self.written = time.monotonic()
         self.waits = False
-        self.trouble: DiskFull | None = None
+        self.disk_full: DiskFull | None = None
 
     def sweep(self, interrupts: Interrupts) -> None:
         """Until every run is done or failed, here or by another launcher."""
         until: float | None = None
         while True:
-            if until is None and (interrupts.came or self.trouble):
+            if until is None and (interrupts.requested or self.disk_full):
                 until = time.monotonic() + GRACE
                 self.engine.stop()
-                if self.active and not self.trouble:
-                    self.watcher.say("Stopping: the runs write their checkpoints.")
+                if self.active and not self.disk_full:
+                    self.listener.say("Stopping: the runs write their checkpoints.")
             if until is None:
                 self._hand_out()
             if not self.active and (until is not None or not self._others()):
@@ -67,13 +180,16 @@ class Launcher:
             if until is not None and time.monotonic() > until:
                 break
             for message in self.engine.poll(TICK):
-                self._take(message)
-            if self.told and time.monotonic() - self.written > LIVE:
-                self._write_live()
-        if self.trouble:
-            raise self.trouble
-        if interrupts.came:
-            self.watcher.say("Stopped. The same command goes on from here.")
+                self._handle(message)
+            if self.epochs and time.monotonic() - self.written > RECORD_EVERY:
+                active = [(run, epoch) for run, epoch in self.epochs if run in self.active]
+                self.store.record_epochs(active)
+                self.epochs.clear()
+                self.written = time.monotonic()
+        if self.disk_full:
+            raise self.disk_full
+        if interrupts.requested:
+            self.listener.say("Stopped. The same command goes on from here.")
             raise KeyboardInterrupt
 
     def _hand_out(self) -> None:
@@ -81,7 +197,7 @@ class Launcher:
             self.engine.start(jobs)
             for job in jobs:
                 self.active.add(job.run.id)
-                self.watcher.started(job.run.id)
+                self.listener.started(job.run.id)
 
     def _claim(self, room: int) -> list[Job]:
         """Up to so many runs of one setting, and not more than a worker's share of what is left."""
@@ -95,7 +211,9 @@ class Launcher:
                 for run in free
                 if run != first and run not in self.alone and self.runs[run].setting == setting
             ]
-            share = math.ceil(self._left() / self.engine.size())
+            states = self.store.status(self.runs).values()
+            left = sum(each.state not in (DONE, FAILED) for each in states)
+            share = math.ceil(left / self.engine.size())
             while len(claimed) < min(room, share):
                 run = self.store.claim(self.owner, others)
                 if run is None:
@@ -105,82 +223,72 @@ class Launcher:
             self.store.tidy([run], keep_checkpoints=True)  # of a worker killed while it wrote
         return [Job(self.runs[run], self.store.checkpoint(run)) for run in claimed]
 
-    def _left(self) -> int:
-        states = self.store.status(self.runs).values()
-        return sum(each.state not in (DONE, FAILED) for each in states)
-
     def _others(self) -> bool:
         """Whether there are runs that another launcher has, or gave back just now."""
         states = self.store.status(self.runs).values()
         owners = sorted({each.owner for each in states if each.owner})
         if owners and not self.waits:
-            names = " and ".join(map(spoken, owners))
-            self.watcher.say(f"The last runs are being trained by {names}. Waiting for them.")
+            names = " and ".join(map(describe_owner, owners))
+            self.listener.say(f"The last runs are being trained by {names}. Waiting for them.")
         self.waits = bool(owners)
         return any(each.state not in (DONE, FAILED) for each in states)
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Lost):
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, WorkerLost):
             self.active.discard(message.run)
             self._lost(message)
             return
-        self.unborn = 0
-        if isinstance(message, Told):
-            self._note(message)
-        elif isinstance(message, Done):
+        self.failed_starts = 0
+        if isinstance(message, Progressed):
+            if message.epochs > self.reached.get(message.run, 0.0):
+                self.reached[message.run] = message.epochs
+                if message.record is not None:
+                    self.losses.pop(message.run, None)
+            if message.record is not None:
+                self.epochs.append((message.run, message.record))
+            self.listener.progressed(message)
+        elif isinstance(message, Finished):
             self.store.finish(message.result)
             self.active.discard(message.result.run)
-            self.watcher.finished(message.result)
-        elif isinstance(message, Left):
+            self.listener.finished(message.result)
+        elif isinstance(message, Stopped):
             self.active.discard(message.run)
             self.store.release(self.owner, [message.run])
         else:
             self.active.discard(message.run)
-            self._broke(message)
+            self._failed(message)
 
-    def _note(self, told: Told) -> None:
-        if told.epochs > self.reached.get(told.run, 0.0):
-            self.reached[told.run] = told.epochs
-            if told.record is not None:
-                self.losses.pop(told.run, None)
-        if told.record is not None:
-            self.told.append((told.run, told.record))
-        self.watcher.told(told)
-
-    def _write_live(self) -> None:
-        self.store.live([(run, epoch) for run, epoch in self.told if run in self.active])
-        self.told.clear()
-        self.written = time.monotonic()
-
-    def _lost(self, lost: Lost) -> None:
-        if not lost.awake:  # not the run's fault
+    def _lost(self, lost: WorkerLost) -> None:
+        if not lost.ready:  # not the run's fault
             self.store.release(self.owner, [lost.run])
-            self.unborn += 1
-            if self.unborn > STARTS:
+            self.failed_starts += 1
+            if self.failed_starts > STARTS:
                 raise SweepError(f"Worker processes do not come up: {lost.reason}.")
             return
         self.losses[lost.run] += 1
         if lost.shared:
             self.alone.add(lost.run)
-        if self.losses[lost.run] > TIMES:
-            self._fail(lost.run, f"lost {self.losses[lost.run]} times at one place: {lost.reason}")
+        if self.losses[lost.run] > TRIES:
+            self._give_up(
+                lost.run, f"lost {self.losses[lost.run]} times at one place: {lost.reason}"
+            )
         else:
             self.store.release(self.owner, [lost.run])
-            self.watcher.say(f"{lost.reason}; its run goes on from its checkpoint.")
+            self.listener.say(f"{lost.reason}; its run goes on from its checkpoint.")
 
-    def _broke(self, broke: Broke) -> None:
-        if broke.disk_full:
-            self.store.release(self.owner, [broke.run])
-            self.trouble = DiskFull(
-                f"{self.store.folder} could not be written: {broke.reason}. Nothing is lost. "
+    def _failed(self, failed: Failed) -> None:
+        if failed.disk_full:
+            self.store.release(self.owner, [failed.run])
+            self.disk_full = DiskFull(
+                f"{self.store.folder} could not be written: {failed.reason}. Nothing is lost. "
                 "Try to make room on that disk, then the same command again."
             )
-        elif broke.shared:
-            self.alone.add(broke.run)
-            self.store.release(self.owner, [broke.run])
+        elif failed.shared:
+            self.alone.add(failed.run)
+            self.store.release(self.owner, [failed.run])
         else:
-            self._fail(broke.run, broke.reason)
+            self._give_up(failed.run, failed.reason)
 
-    def _fail(self, run: str, reason: str) -> None:
+    def _give_up(self, run: str, reason: str) -> None:
         self.store.fail(run, reason)
-        self.watcher.failed(run, reason)
+        self.listener.failed(run, reason)

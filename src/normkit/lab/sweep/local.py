@@ -1,4 +1,4 @@
-"""Worker processes on this machine."""
+"""Worker processes on this machine: how many, on which devices, and what becomes of each."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Protocol
 
-from normkit.lab.sweep.messages import AWAKE, STOP, Broke, Done, Job, Left, Lost, Message, Setup
-from normkit.lab.sweep.places import Place
-from normkit.lab.sweep.serving import TRAINER
+import torch
 
-GONE = (EOFError, OSError)  # how a pipe says so; the second if the process had not read it all
+from normkit.errors import OptionError
+from normkit.lab.sweep.messages import READY, STOP, Job, JobTracker, Message, WorkerSetup
+from normkit.lab.sweep.worker import TRAINER
+
+TOGETHER = 4  # runs for a GPU: the most that normkit.lab.train puts side by side
+START = "from normkit.lab.sweep.worker import main; main()"
 
 
 class Process(Protocol):
@@ -39,7 +44,7 @@ def spawn(end: int, lock: int, log: int) -> Process:
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     more = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "normkit.lab.sweep.worker", str(end)],
+        [sys.executable, "-P", "-c", START, str(end)],
         env={**os.environ, **more},
         pass_fds=(end, lock),
         stdin=subprocess.DEVNULL,
@@ -49,41 +54,52 @@ def spawn(end: int, lock: int, log: int) -> Process:
     )
 
 
-class Local:
+@dataclass(frozen=True)
+class WorkerSlot:
+    """The device of one worker, and how many runs of one setting it is given at once.
+
+    How many of them it trains side by side, normkit.lab.train decides.
+    """
+
+    device: str = "cpu"
+    together: int = 1
+
+
+class LocalEngine:
     """An engine of worker processes, which are started when they are needed."""
 
     def __init__(
-        self, places: Sequence[Place], lock: int, trainer: str = TRAINER, start: Start = spawn
+        self, slots: Sequence[WorkerSlot], lock: int, trainer: str = TRAINER, start: Start = spawn
     ) -> None:
-        self._places, self._lock, self._trainer, self._start = places, lock, trainer, start
-        self._workers: dict[int, _Worker] = {}  # by the number of their place
+        self._slots, self._lock, self._trainer, self._start = slots, lock, trainer, start
+        self._workers: dict[int, _Worker] = {}  # by the number of their slot
 
     def size(self) -> int:
-        return len(self._places)
+        return len(self._slots)
 
     def room(self) -> int:
         idle = self._idle()
-        return 0 if idle is None else self._places[idle].together
+        return 0 if idle is None else self._slots[idle].together
 
     def start(self, jobs: Sequence[Job]) -> None:
         number = self._idle()
         assert number is not None, "start() without room()"
         if number not in self._workers:
-            setup = Setup(self._trainer, self._places[number].device)
+            setup = WorkerSetup(self._trainer, self._slots[number].device)
             self._workers[number] = _Worker(setup, self._lock, self._start)
         self._workers[number].give(jobs)
 
     def poll(self, seconds: float) -> list[Message]:
-        ends = {worker.end: number for number, worker in self._workers.items()}
-        told: list[Message] = []
-        for end in wait(list(ends), seconds):
-            number = ends[end]  # type: ignore[index]
+        pipes = {worker.pipe: number for number, worker in self._workers.items()}
+        messages: list[Message] = []
+        for pipe in wait(list(pipes), seconds):
+            number = pipes[pipe]  # type: ignore[index]
             worker = self._workers[number]
-            told += worker.read()
+            messages += worker.read()
             if worker.over:
                 worker.close()
                 del self._workers[number]
-        return told
+        return messages
 
     def stop(self) -> None:
         for worker in self._workers.values():
@@ -95,77 +111,120 @@ class Local:
         self._workers.clear()
 
     def _idle(self) -> int | None:
-        """A place whose worker has nothing to do; one with a worker if possible."""
+        """A slot whose worker has nothing to do; one with a worker if possible."""
         free = [
             number
-            for number in range(len(self._places))
+            for number in range(len(self._slots))
             if number not in self._workers or not self._workers[number].jobs
         ]
         return min(free, key=lambda number: number not in self._workers, default=None)
 
 
-class _Worker:
+class _Worker(JobTracker):
     """A process and the jobs that it has."""
 
-    def __init__(self, setup: Setup, lock: int, start: Start) -> None:
+    def __init__(self, setup: WorkerSetup, lock: int, start: Start) -> None:
+        super().__init__()
         ours, theirs = socket.socketpair()
         self.log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         with theirs:
             self.process = start(theirs.fileno(), lock, self.log.fileno())
-        self.end = Connection(ours.detach())
-        self.jobs: dict[str, Job] = {}
-        self.shared = self.awake = self.over = False
+        self.pipe = Connection(ours.detach())
         self.send(setup)
 
     def give(self, jobs: Sequence[Job]) -> None:
-        self.jobs = {job.run.id: job for job in jobs}
-        self.shared = len(jobs) > 1
+        self.assign(jobs)
         self.log.truncate(0)
         self.send(list(jobs))
 
     def send(self, message: object) -> None:
         with suppress(OSError):  # a process that is gone is noticed in read()
-            self.end.send(message)
+            self.pipe.send(message)
 
     def read(self) -> list[Message]:
         """What it has sent; if it is gone, what became of its jobs."""
-        told: list[Message] = []
+        messages: list[Message] = []
         try:
-            while self.end.poll():
-                message = self.end.recv()
-                if message == AWAKE:
-                    self.awake = True
-                    continue
-                told.append(message)
-                if isinstance(message, Done):
-                    self.jobs.pop(message.result.run, None)
-                elif isinstance(message, Left | Broke):
-                    self.jobs.pop(message.run, None)
-                    # after an error, another process takes the next job
-                    self.over = isinstance(message, Broke) and not self.jobs
-        except GONE:
-            self.over = True
-            why = self._why()
-            told += [Lost(run, why, self.awake, self.shared) for run in self.jobs]
-        return told
+            while self.pipe.poll():
+                message = self.pipe.recv()
+                if message == READY:
+                    self.ready = True
+                else:
+                    messages.append(message)
+                    self.note(message)
+        except (EOFError, OSError):  # the second if the process had not read it all
+            messages += self.lost(self._death())
+        return messages
 
     def close(self) -> None:
-        self.end.close()
+        self.pipe.close()
         self.process.kill()
         self.process.wait()
         self.log.close()
 
-    def _why(self) -> str:
+    def _death(self) -> str:
+        """How it ended, and the line of its log that says most."""
         self.process.kill()  # it may have closed the pipe only
         code = self.process.wait()
-        said = f"exit code {code}"
+        status = f"exit code {code}"
         if code < 0:
             with suppress(ValueError):
-                said = signal.Signals(-code).name
+                status = signal.Signals(-code).name
         hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
         self.log.seek(0)
         lines = [line.strip() for line in self.log.read().decode(errors="replace").splitlines()]
         # of a crash the first line says most, of a Python error the last
         fatal = [line for line in lines if line.startswith("Fatal Python error")]
         words = next((line for line in (*fatal, *reversed(lines)) if line), "")[:500]
-        return f"the worker process ended ({said}{hint})" + (f": {words}" if words else "")
+        return f"the worker process ended ({status}{hint})" + (f": {words}" if words else "")
+
+
+def worker_slots(workers: int | None = None, device: str | None = None) -> list[WorkerSlot]:
+    """One worker for each core of a CPU or for each GPU, unless told otherwise.
+
+    >>> worker_slots(workers=2, device="cpu")
+    [WorkerSlot(device='cpu', together=1), WorkerSlot(device='cpu', together=1)]
+    """
+    if workers is not None and workers < 1:
+        raise OptionError(f"workers got {workers}, expected 1 or more.")
+    devices = _devices(device)
+    count = workers or (cores() if devices == ["cpu"] else len(devices))
+    chosen = [devices[i % len(devices)] for i in range(count)]
+    return [WorkerSlot(each, TOGETHER if each.startswith("cuda") else 1) for each in chosen]
+
+
+def _devices(device: str | None) -> list[str]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    every = [f"cuda:{i}" for i in range(count)]
+    if device is None:
+        return every or ["cpu"]
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise OptionError(f"device got {device!r}. Try cpu, cuda or cuda:0.") from error
+    if wanted.type != "cuda":
+        try:
+            torch.zeros(1, device=wanted).item()
+        except (RuntimeError, NotImplementedError) as error:  # not of this machine, or "meta"
+            raise OptionError(
+                f"device got {device!r}, which cannot train here. Try cpu."
+            ) from error
+        return [device]
+    if not every or (wanted.index or 0) >= count:
+        raise OptionError(
+            f"device got {device!r}, and torch sees {count} CUDA devices here. Try cpu."
+        )
+    return every if wanted.index is None else [device]
+
+
+def cores() -> int:
+    """CPU cores that this process may use: of its affinity, and of its container's share."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        count = os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or "max"
+        return count

@@ -1,19 +1,21 @@
-"""What launcher and workers tell each other."""
+"""What launcher and workers tell each other, and what the launcher needs of an engine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from normkit.lab.experiment import Run
 from normkit.lab.results import Epoch, Result
 
-AWAKE = "awake"  # what a local worker says first
+READY = "ready"  # what a local worker says first
 STOP = "stop"  # what it is told to make it leave its runs
 
 
 @dataclass(frozen=True)
-class Setup:
+class WorkerSetup:
     """What a local worker is told once, before its first job."""
 
     trainer: str
@@ -29,7 +31,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Told:
+class Progressed:
     """How far a run has come."""
 
     run: str  # id
@@ -38,21 +40,21 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Done:
+class Finished:
     """A run's result."""
 
     result: Result
 
 
 @dataclass(frozen=True)
-class Left:
+class Stopped:
     """A run that was left in the middle because it was asked to; its checkpoint is written."""
 
     run: str
 
 
 @dataclass(frozen=True)
-class Broke:
+class Failed:
     """A run whose training raised an error."""
 
     run: str
@@ -62,13 +64,60 @@ class Broke:
 
 
 @dataclass(frozen=True)
-class Lost:
+class WorkerLost:
     """A run whose worker process is gone."""
 
     run: str
     reason: str
-    awake: bool  # whether the process had come up: else the run is not the cause
+    ready: bool  # whether the process had come up: else the run is not the cause
     shared: bool = False
 
 
-Message = Told | Done | Left | Broke | Lost
+Message = Progressed | Finished | Stopped | Failed | WorkerLost
+
+
+class Engine(Protocol):
+    """Trains jobs somewhere else, in processes of this machine or with Ray, and tells of them."""
+
+    def size(self) -> int:
+        """How many workers there can be at once."""
+
+    def room(self) -> int:
+        """How many jobs one worker could begin with now; 0: all are busy."""
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        """Let one worker train these side by side; not more of them than there is room for."""
+
+    def poll(self, seconds: float) -> list[Message]:
+        """What has been told; waits so long for the first message."""
+
+    def stop(self) -> None:
+        """Ask all workers to write checkpoints and leave their runs."""
+
+    def close(self) -> None:
+        """End all workers now, and return when they are gone."""
+
+
+class JobTracker:
+    """The jobs that a worker has, of any engine: what its messages say about them."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.shared = self.ready = self.over = False
+
+    def assign(self, jobs: Sequence[Job]) -> None:
+        self.jobs = {job.run.id: job for job in jobs}
+        self.shared = len(jobs) > 1
+
+    def note(self, message: Message) -> None:
+        if isinstance(message, Finished):
+            self.jobs.pop(message.result.run, None)
+        elif isinstance(message, Stopped | Failed):
+            self.jobs.pop(message.run, None)
+            # after an error, another process takes the next job
+            self.over = isinstance(message, Failed) and not self.jobs
+
+    def lost(self, reason: str) -> list[Message]:
+        """The worker is gone, and with it the jobs that it has not finished."""
+        self.over = True
+        return [WorkerLost(run, reason, self.ready, self.shared) for run in self.jobs]

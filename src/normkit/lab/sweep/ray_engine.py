@@ -19,23 +19,23 @@ from typing import Any
 import torch
 
 from normkit.errors import OptionError
-from normkit.lab.sweep.messages import Broke, Done, Job, Left, Lost, Message
-from normkit.lab.sweep.places import TOGETHER
-from normkit.lab.sweep.serving import TRAINER, Server
+from normkit.lab.sweep.local import TOGETHER
+from normkit.lab.sweep.messages import Job, JobTracker, Message
+from normkit.lab.sweep.worker import TRAINER, JobRunner
 from normkit.models import require
 
-ASK = 2.0  # seconds that a worker waits for a message before it says that there is none
+ANSWER_WITHIN = 2.0  # seconds that a worker waits for a message before it says that there is none
 
 
-class Ray:
+class RayEngine:
     """An engine of Ray actors, one run at a time each, or a few on a GPU."""
 
     def __init__(
         self, workers: int | None, device: str | None, most: int, trainer: str = TRAINER
     ) -> None:
         self._ray = require("ray", "ray", "--engine ray")
-        self._began = not self._ray.is_initialized()
-        if self._began:  # the cluster that RAY_ADDRESS names, or one on this machine
+        self._started = not self._ray.is_initialized()
+        if self._started:  # the cluster that RAY_ADDRESS names, or one on this machine
             self._init()
         resources = self._ray.cluster_resources()
         if device is None:
@@ -43,26 +43,26 @@ class Ray:
         # a worker sees the GPU that it was given, and no other
         self._device = device.partition(":")[0]
         kind = "GPU" if self._device == "cuda" else "CPU"
-        many = int(resources.get(kind, 0))
-        if not many:
+        count = int(resources.get(kind, 0))
+        if not count:
             raise OptionError(f"device got {device!r}, and the Ray cluster has no {kind}.")
-        self._size = min(workers or many, many, most)
+        self._size = min(workers or count, count, most)
         self._trainer = trainer
         self._together = TOGETHER if kind == "GPU" else 1
         self._remote = self._ray.remote(
             num_cpus=1, num_gpus=int(kind == "GPU"), max_concurrency=4, max_restarts=0
-        )(Actor)
+        )(RayActor)
         self._workers: list[_Worker] = []
 
     def _init(self) -> None:
         try:
             self._ray.init(include_dashboard=False, log_to_driver=False)
         except (OSError, RuntimeError, ValueError) as error:  # a ConnectionError is an OSError
-            where = os.environ.get("RAY_ADDRESS")
-            asked = f"RAY_ADDRESS is {where!r}. " if where else ""
-            said = " ".join(str(error).split()).rstrip(".")
+            address = os.environ.get("RAY_ADDRESS")
+            hint = f"RAY_ADDRESS is {address!r}. " if address else ""
+            message = " ".join(str(error).split()).rstrip(".")
             raise OptionError(
-                f"Ray cannot be reached or started: {said}. {asked}"
+                f"Ray cannot be reached or started: {message}. {hint}"
                 "Try ray status, or --engine local."
             ) from error
 
@@ -84,16 +84,16 @@ class Ray:
         if not self._workers:
             time.sleep(seconds)
             return []
-        asked = {worker.asked: worker for worker in self._workers}
-        ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=seconds)
-        told: list[Message] = []
+        questions = {worker.question: worker for worker in self._workers}
+        ready, _ = self._ray.wait(list(questions), num_returns=1, timeout=seconds)
+        messages: list[Message] = []
         for reference in ready:
-            worker = asked[reference]
-            told += worker.read()
+            worker = questions[reference]
+            messages += worker.read()
             if worker.over:
                 self._ray.kill(worker.actor)
                 self._workers.remove(worker)
-        return told
+        return messages
 
     def stop(self) -> None:
         for worker in self._workers:
@@ -103,11 +103,11 @@ class Ray:
         for worker in self._workers:
             self._ray.kill(worker.actor)
         self._workers.clear()
-        if self._began:
+        if self._started:
             self._ray.shutdown()
 
 
-class Actor:
+class RayActor:
     """A worker, in a process that Ray has started somewhere."""
 
     def __init__(self, trainer: str, device: str) -> None:
@@ -115,63 +115,54 @@ class Actor:
         logging.disable()
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stopping = threading.Event()
-        self.server = Server(trainer, device, self.messages.put, self.stopping.is_set)
+        self.runner = JobRunner(trainer, device, self.messages.put, self.stopping.is_set)
 
-    def serve(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[Job]) -> None:
         torch.set_num_threads(1)  # as a local worker
-        self.server.serve(jobs)
+        self.runner.run(jobs)
 
     def collect(self) -> list[Message]:
         """What there is to tell; after a while, that there is nothing."""
-        told: list[Message] = []
+        collected: list[Message] = []
         try:
-            told.append(self.messages.get(timeout=ASK))
+            collected.append(self.messages.get(timeout=ANSWER_WITHIN))
             while True:
-                told.append(self.messages.get_nowait())
+                collected.append(self.messages.get_nowait())
         except queue.Empty:
-            return told
+            return collected
 
     def stop(self) -> None:
         self.stopping.set()
 
 
-class _Worker:
+class _Worker(JobTracker):
     """An actor, the jobs that it has, and a question that it has not answered yet."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
+        super().__init__()
         self.ray, self.actor = ray, actor
-        self.jobs: dict[str, Job] = {}
-        self.shared = self.awake = self.over = False
-        self.asked = actor.collect.remote()
+        self.question = actor.collect.remote()
 
     def give(self, jobs: Sequence[Job]) -> None:
-        self.jobs = {job.run.id: job for job in jobs}
-        self.shared = len(jobs) > 1
-        self.actor.serve.remote(list(jobs))
+        self.assign(jobs)
+        self.actor.run.remote(list(jobs))
 
     def read(self) -> list[Message]:
         try:
-            told: list[Message] = self.ray.get(self.asked)
+            messages: list[Message] = self.ray.get(self.question)
         except self.ray.exceptions.RayError as error:
-            self.over = True
-            return [Lost(run, _why(error), self.awake, self.shared) for run in self.jobs]
-        self.awake = True
-        for message in told:
-            if isinstance(message, Done):
-                self.jobs.pop(message.result.run, None)
-            elif isinstance(message, Left | Broke):
-                self.jobs.pop(message.run, None)
-                # after an error, another process takes the next job
-                self.over = isinstance(message, Broke) and not self.jobs
+            return self.lost(_death(error))
+        self.ready = True
+        for message in messages:
+            self.note(message)
         if not self.over:
-            self.asked = self.actor.collect.remote()
-        return told
+            self.question = self.actor.collect.remote()
+        return messages
 
 
-def _why(error: BaseException) -> str:
+def _death(error: BaseException) -> str:
     """The first and the last line of what Ray says: what happened, and what an error said."""
     plain = re.sub(r"\x1b\[\d+m", "", str(error))
     lines = [line.strip() for line in plain.splitlines() if line.strip(" ^~")]
     ends = dict.fromkeys([lines[0], lines[-1]] if lines else [type(error).__name__])
-    said = " … ".join(end[:200].rstrip(".") for end in ends)
-    return f"the Ray worker ended: {said}"
+    return "the Ray worker ended: " + " … ".join(end[:200].rstrip(".") for end in ends)

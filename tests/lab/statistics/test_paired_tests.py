@@ -1,4 +1,4 @@
-"""The paired t-test and the test of equivalence, against scipy, a textbook and by hand."""
+"""The t-test, equivalence, sign flips and Holm's correction: by hand, by scipy, by the books."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import random
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from normkit.errors import OptionError
-from normkit.lab.statistics import effect, interval, paired_t, sign_flip, tost
+from normkit.lab.statistics import effect, holm, interval, paired_t, sign_flip, tost
 
 # additional hours of sleep of ten patients under two drugs (Student 1908), the t-test's own example
 SLEEP_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -73,5 +75,65 @@ def test_what_is_not_finite_is_refused(
     measure: Callable[[list[float]], object], bad: float
 ) -> None:
     """The sign-flip test gave p = 0, and the others an AttributeError from the depths."""
-    with pytest.raises(OptionError, match=f"{bad} is no difference to test.*diverged"):
+    with pytest.raises(OptionError, match=f"{bad} cannot be tested.*diverged"):
         measure([0.1, bad, 0.2])
+
+
+# heights of 15 pairs of maize plants, cross- minus self-fertilized, in eighths of an inch (Darwin
+# 1876). Fisher (The Design of Experiments, section 21) tried all 2¹⁵ signs: 863 sums are as large.
+DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+
+
+def test_sign_flips_as_fisher_counted() -> None:
+    assert sign_flip(DARWIN) == 2 * 863 / 2**15
+
+
+def test_sign_flips_as_scipy() -> None:
+    differences = [random.gauss(0.5, 1) for _ in range(9)]
+    theirs = stats.permutation_test(
+        (differences,), lambda x: x.sum(), permutation_type="samples", n_resamples=2**9
+    )
+    assert sign_flip(differences) == pytest.approx(theirs.pvalue, abs=1e-12)
+
+
+def test_all_in_one_direction_is_the_smallest() -> None:
+    assert sign_flip([0.01, 0.02, 0.03, 0.04, 0.05]) == 2 / 32
+    assert sign_flip([0.1] * 5) == 2 / 32  # sums that tie but for rounding
+    assert sign_flip([0.0] * 5) == 1.0
+
+
+def test_sampled_where_there_are_too_many_patterns() -> None:
+    differences = [random.gauss(0.3, 1) for _ in range(16)]
+    exact = sign_flip(differences)
+    # 0 keeps its sign: the same patterns, now sampled. 5 standard errors of 20,000 samples.
+    sampled = sign_flip([*differences, 0.0])
+    assert sampled != exact
+    assert abs(sampled - exact) < 5 * (exact * (1 - exact) / 20_000) ** 0.5 + 1 / 20_001
+    assert sampled == sign_flip([*differences, 0.0])
+    assert sign_flip([1.0] * 40) == 1 / 20_001
+
+
+def test_holm_by_hand() -> None:
+    # sorted: 0.005·4, 0.01·3, 0.03·2, 0.04·1, none smaller than the one before
+    corrected = holm([0.01, 0.04, 0.03, 0.005])
+    assert corrected == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_one_comparison_needs_no_correction() -> None:
+    assert holm([0.04]) == [0.04]
+    assert holm([]) == []
+
+
+def test_a_comparison_that_could_not_be_made_still_counts() -> None:
+    corrected = holm([0.02, math.nan, 0.01])
+    assert corrected[::2] == pytest.approx([0.04, 0.03])
+    assert math.isnan(corrected[1])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_between_the_p_value_and_bonferroni_and_in_the_same_order(ps: list[float]) -> None:
+    corrected = holm(ps)
+    for p, q in zip(ps, corrected, strict=True):
+        assert p <= q <= min(1, len(ps) * p)
+    by_p = [q for _, q in sorted(zip(ps, corrected, strict=True))]
+    assert by_p == sorted(by_p)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import DIVERGED, Result
-from normkit.lab.sweep.messages import Told
+from normkit.lab.sweep.messages import Progressed
 
 
 @dataclass(frozen=True)
-class Entry:
+class RunLabel:
     """A run as people know it."""
 
     variant: str  # with its cell
@@ -25,33 +25,33 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep is about to do."""
 
-    entries: Mapping[str, Entry]  # by run id, in the order of training
-    done: frozenset[str] = frozenset()  # known from before
+    labels: Mapping[str, RunLabel]  # by run id, in the order of training
+    done: frozenset[str] = frozenset()  # in the store from before
     workers: int = 1
     metric: str = "accuracy"
 
 
-def entries(experiment: Experiment) -> dict[str, Entry]:
+def run_labels(experiment: Experiment) -> dict[str, RunLabel]:
     """The names of an experiment's runs; two variants may share a run, and then it has one."""
-    made: dict[str, Entry] = {}
+    labels: dict[str, RunLabel] = {}
     for seed in experiment.seeds:
         for variant in experiment.variants:
             cell = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in variant.cell)
             name = f"{variant.name} ({cell})" if cell else variant.name
             (run,) = variant.runs((seed,))
-            made.setdefault(run.id, Entry(name, seed, variant.setting.train.epochs))
-    return made
+            labels.setdefault(run.id, RunLabel(name, seed, variant.setting.train.epochs))
+    return labels
 
 
-class Watcher:
-    """Listens, and does nothing. What it is told comes from the launcher's own thread."""
+class ProgressListener:
+    """Listens, and does nothing. What it hears comes from the launcher's own thread."""
 
-    def begin(self, plan: Plan) -> None: ...
+    def begin(self, plan: SweepPlan) -> None: ...
     def started(self, run: str) -> None: ...
-    def told(self, told: Told) -> None: ...
+    def progressed(self, progress: Progressed) -> None: ...
     def finished(self, result: Result) -> None: ...
     def failed(self, run: str, reason: str) -> None: ...
     def say(self, text: str) -> None: ...
@@ -62,48 +62,48 @@ class Watcher:
 class TimeLeft:
     """An estimate from the seconds that an epoch of each variant has taken so far."""
 
-    plan: Plan
+    plan: SweepPlan
     left: dict[str, float] = field(default_factory=dict)  # epochs by run
     speed: dict[str, float] = field(default_factory=dict)  # seconds an epoch by variant
 
     def __post_init__(self) -> None:
-        entries = self.plan.entries
-        self.left = {run: entries[run].epochs for run in entries if run not in self.plan.done}
+        labels = self.plan.labels
+        self.left = {run: labels[run].epochs for run in labels if run not in self.plan.done}
 
-    def told(self, told: Told) -> None:
-        entry = self.plan.entries[told.run]
-        self.left[told.run] = max(0.0, entry.epochs - told.epochs)
-        if told.record is not None and told.record.epoch and told.record.seconds:
-            self.speed[entry.variant] = told.record.seconds / told.record.epoch
+    def progressed(self, progress: Progressed) -> None:
+        label = self.plan.labels[progress.run]
+        self.left[progress.run] = max(0.0, label.epochs - progress.epochs)
+        if progress.record is not None and progress.record.epoch and progress.record.seconds:
+            self.speed[label.variant] = progress.record.seconds / progress.record.epoch
 
     def over(self, run: str) -> None:
         self.left.pop(run, None)
 
     def seconds(self) -> float | None:
-        """None: nothing is known yet."""
+        """None: no epoch has ended yet."""
         if not self.speed:
             return None
         usual = sum(self.speed.values()) / len(self.speed)
-        cost = {run: self.speed.get(self.plan.entries[run].variant, usual) for run in self.left}
+        cost = {run: self.speed.get(self.plan.labels[run].variant, usual) for run in self.left}
         longest = max((cost[run] * left for run, left in self.left.items()), default=0.0)
         total = sum(cost[run] * left for run, left in self.left.items())
         return max(longest, total / self.plan.workers)  # a run is not split
 
 
-class Lines(Watcher):
+class ProgressLines(ProgressListener):
     """A line of text for each run that ends: for logs, and machines without rich."""
 
     def __init__(self, write: Callable[[str], object] | None = None) -> None:
         self.write = write or (lambda text: print(text, file=sys.stderr, flush=True))
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: SweepPlan) -> None:
         self.plan, self.time, self.since = plan, TimeLeft(plan), time.monotonic()
         self.ended = len(plan.done)
-        before = f", {len(plan.done)} known from before" if plan.done else ""
-        self.write(f"{len(plan.entries)} runs{before}; {plan.workers} at once")
+        before = f", {len(plan.done)} done before" if plan.done else ""
+        self.write(f"{len(plan.labels)} runs{before}; {plan.workers} at once")
 
-    def told(self, told: Told) -> None:
-        self.time.told(told)
+    def progressed(self, progress: Progressed) -> None:
+        self.time.progressed(progress)
 
     def finished(self, result: Result) -> None:
         self._over(result.run, outcome(result, self.plan.metric))
@@ -114,14 +114,14 @@ class Lines(Watcher):
     def say(self, text: str) -> None:
         self.write(text)
 
-    def _over(self, run: str, said: str) -> None:
+    def _over(self, run: str, text: str) -> None:
         self.ended += 1
         self.time.over(run)
         seconds = self.time.seconds()
-        left = "" if seconds is None else f", about {spoken(seconds)} left"
-        past = spoken(time.monotonic() - self.since)
-        count = f"{self.ended}/{len(self.plan.entries)}"
-        self.write(f"[{count}, {past}{left}] {self.plan.entries[run]}: {said}")
+        left = "" if seconds is None else f", about {duration_text(seconds)} left"
+        past = duration_text(time.monotonic() - self.since)
+        count = f"{self.ended}/{len(self.plan.labels)}"
+        self.write(f"[{count}, {past}{left}] {self.plan.labels[run]}: {text}")
 
 
 def outcome(result: Result, metric: str) -> str:
@@ -134,10 +134,10 @@ def outcome(result: Result, metric: str) -> str:
     return f"{metric} {score:.4f}" if metric == "loss" else f"{metric} {score:.2%}"
 
 
-def spoken(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """A time as people say it.
 
-    >>> spoken(8), spoken(250), spoken(8000)
+    >>> duration_text(8), duration_text(250), duration_text(8000)
     ('8 s', '4 min 10 s', '2 h 13 min')
     """
     whole = round(seconds)
@@ -146,10 +146,3 @@ def spoken(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def summary(results: Iterable[Result]) -> str:
-    """How many of each kind."""
-    kinds = [result.status for result in results]
-    bad = kinds.count(DIVERGED)
-    return f"{len(kinds)} done" + (f", {bad} of them diverged" if bad else "")

@@ -1,4 +1,4 @@
-"""From results to verdicts: which runs are paired, what is counted, what is said of too little."""
+"""From results to comparisons, and how soon a run is as good as the baseline."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import pytest
 from lab.statistics.made_up import experiment, result, results, variant
 from normkit.errors import OptionError
 from normkit.lab.experiment import Run
-from normkit.lab.results import Comparison, Result
+from normkit.lab.results import DONE, Comparison, Epoch, Result
 from normkit.lab.statistics import (
     compare,
     effect,
     interval,
     more_seeds,
     paired_t,
+    reach,
     sign_flip,
     tost,
 )
+from normkit.lab.statistics.comparison import median_reach
 
 BN = [0.90, 0.91, 0.92, 0.90, 0.91]
 BCN = [0.92, 0.94, 0.93, 0.92, 0.94]
@@ -172,3 +174,46 @@ def test_without_scipy_it_says_what_to_install() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 1
     assert "pip install 'normkit[lab]'" in ran.stderr
+
+
+def curve(*accuracies: float | None) -> Result:
+    """A run that takes 10 seconds an epoch; None: not evaluated."""
+    epochs = tuple(
+        Epoch(
+            number,
+            test_accuracy=accuracy,
+            test_top5_accuracy=accuracy,
+            test_loss=None if accuracy is None else 1 - accuracy,
+            seconds=10.0 * number,
+        )
+        for number, accuracy in enumerate(accuracies, start=1)
+    )
+    return Result("id", DONE, (len(epochs),), epochs, seconds=99.0, parameters=1)
+
+
+def test_the_first_epoch_that_is_as_good() -> None:
+    run = curve(0.5, 0.75, 0.625, 0.875)
+    for metric in ("accuracy", "top5_accuracy"):
+        assert reach(run, 0.75, metric) == (2, 20.0)
+        assert reach(run, 0.76, metric) == (4, 40.0)
+        assert reach(run, 0.9, metric) is None
+
+
+@pytest.mark.parametrize("metric", ["error", "loss", "top5_error"])
+def test_where_less_is_better(metric: str) -> None:
+    run = curve(0.5, 0.75, 0.625, 0.875)
+    assert reach(run, 0.25, metric) == (2, 20.0)
+    assert reach(run, 0.1, metric) is None
+
+
+def test_what_was_not_evaluated_or_trained_does_not_count() -> None:
+    assert reach(curve(None, None, 0.9), 0.5, "accuracy") == (3, 30.0)
+    before = Result("id", DONE, (1,), (Epoch(0, test_accuracy=0.9),), seconds=1.0, parameters=1)
+    assert reach(before, 0.5, "accuracy") is None
+
+
+def test_the_median_of_runs_with_targets_of_their_own() -> None:
+    runs = [curve(0.5, 0.75, 0.875)] * 3
+    assert median_reach(runs, [0.5, 0.75, 0.9], "accuracy") == (2.0, 20.0)
+    assert median_reach(runs, [0.5, 0.9, 0.9], "accuracy") is None
+    assert median_reach([], [], "accuracy") is None

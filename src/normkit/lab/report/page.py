@@ -12,20 +12,14 @@ from normkit import __version__
 from normkit.core.atomic_write import write_text
 from normkit.diagnosis.report.style import CSS
 from normkit.lab.experiment import Experiment
-from normkit.lab.report import costs, published, runs, settings, verdicts, words
-from normkit.lab.report.answer import answer
-from normkit.lab.report.cautions import cautions
-from normkit.lab.report.curves import curves
-from normkit.lab.report.environments import environments
-from normkit.lab.report.figures import Figure, said
-from normkit.lab.report.metrics import Metric
-from normkit.lab.report.over_axes import over_axes
-from normkit.lab.report.paired import paired
-from normkit.lab.report.ranking import shown
-from normkit.lab.report.scores import Board
-from normkit.lab.report.styling import Look, looks
-from normkit.lab.report.trade import trade
-from normkit.lab.report.watched import watched
+from normkit.lab.report import tables, verdicts, words
+from normkit.lab.report.answer import answer, cautions
+from normkit.lab.report.curves import curves, watched
+from normkit.lab.report.figures import Figure, Look, looks, said
+from normkit.lab.report.score_charts import over_axes, paired, trade
+from normkit.lab.report.scores import Board, shown
+from normkit.lab.report.tables import environments
+from normkit.lab.report.words import Metric
 from normkit.lab.results import Comparison, Result
 from normkit.models import require
 
@@ -40,8 +34,8 @@ TONES = {
     "baseline": "unsure",
     "done": "fine",
     "diverged": "serious",
-    runs.FAILED: "serious",
-    runs.NOT_RUN: "unsure",
+    tables.FAILED: "serious",
+    tables.NOT_RUN: "unsure",
 }
 
 
@@ -106,8 +100,8 @@ def _parts(
     failures: Mapping[str, str],
 ) -> dict[str, Any]:
     """All that is shown as text and tables."""
-    listed = runs.run_rows(board, look, failures)
-    spent = costs.costs(board, comparisons, look)
+    listed = tables.run_rows(board, look, failures)
+    spent = tables.costs(board, comparisons, look)
     return {
         "experiment": board.experiment,
         "metric": Metric(board.experiment.metric),
@@ -125,14 +119,14 @@ def _parts(
         "strength": verdicts.strengths(comparisons),
         "comparisons": comparisons,
         "costs": spent,
-        "cost_heads": costs.heads(spent),
-        "published": published.beside(board, look, comparisons),
-        "gaps": runs.gaps(board, failures) if board.counts["finished"] or failures else [],
-        "diverged": runs.diverged(board),
+        "cost_heads": tables.heads(spent),
+        "published": tables.beside(board, look, comparisons),
+        "gaps": tables.gaps(board, failures) if board.counts["finished"] or failures else [],
+        "diverged": tables.diverged(board),
         "runs": listed if len(listed) <= RUNS else [r for r in listed if r.state != "done"],
         "all_runs": len(listed),
         "environments": environments(board.all_results()),
-        "settings": settings.configuration(board.experiment),
+        "settings": tables.configuration(board.experiment),
     }
 
 
