@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench zoo clean
+.PHONY: help demo test lint bench zoo diseases clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## compare five normalizers on small images, with a report (under four minutes)
 	$(BIN)/normkit demo
@@ -25,7 +25,10 @@ bench: $(READY) ## time every layer on this machine
 	$(BIN)/python -m normkit.bench
 
 zoo: $(READY) ## convert a sample of timm's and all of torchvision's models (about three minutes)
-	$(BIN)/normkit zoo --sample 60 --in-turn
+	$(BIN)/python -m tools.zoo --sample 60 --in-turn
+
+diseases: $(READY) ## diagnose models with known faults (about half a minute)
+	$(BIN)/python -m tools.diseases
 
 clean: ## remove .venv and everything that tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

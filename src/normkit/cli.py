@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from normkit.commands import COMMANDS
 from normkit.errors import NormkitError
@@ -23,8 +23,6 @@ examples:
                                               statistics of your data into its norms
   normkit demo                                five normalizers compared in a few minutes
   normkit lab run FILE                        your own comparison, with paired statistics
-  normkit diseases                            test the diagnosis on models with known faults
-  normkit zoo --sample 60                     check conversion on 60 models of timm
 
 Each command has more examples: normkit convert --help
 
@@ -67,18 +65,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "run" not in options:
         made.print_help()
         return 2
+    return execute(options.run, options, "normkit", options.traceback)
+
+
+def execute(
+    run: Callable[[argparse.Namespace], int],
+    options: argparse.Namespace,
+    program: str,
+    traceback: bool = False,
+) -> int:
+    """The exit status of a command; what is wrong with its input is one line on stderr."""
     try:
-        return options.run(options)
+        return run(options)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (NormkitError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # the reader, such as head, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        if options.traceback:
+        if traceback:
             raise
-        print(f"normkit: {str(error).strip()}", file=sys.stderr)
+        print(f"{program}: {str(error).strip()}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("normkit: interrupted", file=sys.stderr)
+        print(f"{program}: interrupted", file=sys.stderr)
         return 130
 
 

@@ -29,13 +29,13 @@ ORDER = (
     {"integrations"},
     {"models"},
     {"lab"},
-    {"bench", "checkpoints", "zoo"},
+    {"bench", "checkpoints"},
     {"commands"},
     {"cli"},
     {"__main__"},
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
-COMMAND_LINE = {"models", "checkpoints", "zoo", "commands", "cli", "__main__"}
+COMMAND_LINE = {"models", "checkpoints", "commands", "cli", "__main__"}
 WITH_EXTRAS = {"integrations", "lab", "bench", *COMMAND_LINE}
 VAGUE = {"utils", "util", "helpers", "helper", "misc", "common"}
 

@@ -82,11 +82,6 @@ REFUSED = {
          "--to", "gn", *OUT),
         "nothing was written",
     ),
-    "unknown target of the zoo": (("zoo", "--to", "bn,bcnn"), "'bcn'"),
-    "no target": (("zoo", "--to", ","), "Expected names"),
-    "no model matches": (("zoo", "--models", "timm:qq*", "--results", "r.jsonl"), "No model"),
-    "negative sample": (("zoo", "--sample", "-1"), "expected 0 or more"),
-    "no results": (("zoo", "--results", "nets.py"), "no file of zoo results"),
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 import normkit as nk
 from normkit.cli import parser
 from normkit.commands import diagnose as command
-from normkit.commands import diseases as trials_command
 from normkit.diagnosis.diagnose import diagnose
 from normkit.diagnosis.diagnosis import Diagnosis
 from normkit.errors import NormkitError, NothingToDo, OptionError, ShapeError
@@ -429,31 +428,8 @@ def test_the_command_refuses(data: str, match: str, run: Callable[..., tuple[int
         run(command, "nets:net", "--data", data)
 
 
-def test_the_diseases_command_is_a_gate(
-    run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = ("--only", "mlp-bn", "--only", "last batch*", "--markdown", "table.md")
-    status, said = run(trials_command, *chosen)
-    assert status == 0
-    assert "1 of 1 diseases found, 1 named first; 0 false alarms on 1 healthy models." in said
-    assert "| last batch of one |" in (tmp_path / "table.md").read_text(encoding="utf-8")
-    # a diagnosis that finds nothing misses the disease
-    monkeypatch.setattr(
-        "normkit.diagnosis.diseases.patient.diagnose", lambda *args, **more: Diagnosis("Net", ())
-    )
-    assert run(trials_command, "--only", "last batch*")[0] == 1
-    assert run(trials_command, "--only", "mlp-bn")[0] == 0
-    assert run(trials_command, "--list")[0] == 0
-    with pytest.raises(NothingToDo, match="--list"):
-        run(trials_command, "--only", "nothing of this name")
-    with pytest.raises(OptionError, match="at least 1"):
-        run(trials_command, "--seeds", "0")
-
-
-def test_both_commands_are_on_the_command_line() -> None:
-    said = parser().format_help()
-    assert "diagnose" in said
-    assert "diseases" in said
+def test_the_command_is_on_the_command_line() -> None:
+    assert "diagnose" in parser().format_help()
 
 
 @pytest.mark.gpu

@@ -9,13 +9,11 @@ from normkit.commands import (
     convert,
     demo,
     diagnose,
-    diseases,
     info,
     lab,
     list_,
     survey,
-    zoo,
 )
 
-COMMANDS = (list_, info, survey, convert, diagnose, calibrate, lab, demo, diseases, zoo)
+COMMANDS = (list_, info, survey, convert, diagnose, calibrate, lab, demo)
 """In the order of ``normkit --help``."""

@@ -10,24 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from normkit import models
 from normkit.errors import OptionError
-from normkit.zoo import members, running
-from normkit.zoo.building import with_quick_values, without_values
-from normkit.zoo.members import Member, choose
-from normkit.zoo.pool import Broken, work
-from normkit.zoo.records import Records
-from normkit.zoo.report import Outcome, Report
-from normkit.zoo.summary import HEAD, failures, overview, reasons
+from normkit.models import build
+from tools.zoo import models
+from tools.zoo.models import ZooModel, choose, with_quick_values, without_values
+from tools.zoo.results import HEAD, Outcome, Records, Report, failures, overview, reasons
+from tools.zoo.sweep import NoResult, run_in_processes
 
 # ---------------------------------------------------------------- quick models
 
 
 @pytest.mark.parametrize("reference", ["timm:test_vit", "torchvision:mnasnet0_5"])
 def test_models_without_values_are_what_they_are_with(reference: str) -> None:
-    real = models.build(reference)
+    real = build(reference)
     with without_values():
-        empty = models.build(reference)
+        empty = build(reference)
     assert all(t.is_meta for t in empty.state_dict().values())
     assert {k: (v.shape, v.dtype) for k, v in empty.state_dict().items()} == {
         k: (v.shape, v.dtype) for k, v in real.state_dict().items()
@@ -54,12 +51,12 @@ def test_quick_values_have_the_usual_spread() -> None:
     assert (drawn[:, 0].unique().numel()) > 60  # repetitions do not line up with the rows
 
 
-# ---------------------------------------------------------------- members and choice
+# ---------------------------------------------------------------- which models
 
 
 def test_a_sample_is_small_and_spread() -> None:
     sizes = {"a": (5, 1, 9), "b": (7, 8), "c": (2,)}
-    every = [Member(f"timm:{f}{n}", f, 1, n) for f, found in sizes.items() for n in found]
+    every = [ZooModel(f"timm:{f}{n}", f, 1, n) for f, found in sizes.items() for n in found]
     chosen = [member.reference for member in choose(every, 5)]
     assert chosen == ["timm:a1", "timm:c2", "timm:b7", "timm:a5", "timm:b8"]
     assert [m.reference for m in choose(reversed(every), 5)] == chosen
@@ -67,22 +64,22 @@ def test_a_sample_is_small_and_spread() -> None:
 
 
 def test_candidates_are_a_few_of_each_family() -> None:
-    every = members.timm_references()
-    few = members.few_of_each_family(every)
+    every = models.timm_references()
+    few = models.few_of_each_family(every)
     assert len(set(few)) == len(few) < len(every)
     assert set(few) <= set(every)
     assert len(few) > 200  # of some hundred families
-    assert members.few_of_each_family(few) == few  # so that a sample is the same in a full sweep
+    assert models.few_of_each_family(few) == few  # so that a sample is the same in a full sweep
 
 
 def test_description() -> None:
-    found = members.describe("torchvision:resnet18")
+    found = models.describe("torchvision:resnet18")
     assert (found.batch_norms, found.parameters) == (20, 11_689_512)
     assert found.family == "torchvision.models.resnet"
 
 
 def test_torchvision_is_complete() -> None:
-    found = members.torchvision_references()
+    found = models.torchvision_references()
     for kind in ("resnet50", "fcn_resnet50", "fasterrcnn_resnet50_fpn"):
         assert f"torchvision:{kind}" in found
 
@@ -94,23 +91,23 @@ def test_the_smallest_input_is_found() -> None:
                 raise ValueError("too small")
             return super().forward(x).mean((2, 3))
 
-    args, first = running.first(Particular(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2)))
-    assert running.shape(args) == "2x3x96x96"
+    args, first = models.smallest_input(Particular(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2)))
+    assert models.shape_of(args) == "2x3x96x96"
     assert first.names == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert first.finite
 
 
 def test_gradients_that_are_not_finite_are_noticed() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
-    assert running.train(model, (torch.ones(2, 3),)).finite
-    assert not running.train(model, (torch.full((2, 3), float("inf")),)).finite
+    assert models.train_once(model, (torch.ones(2, 3),)).finite
+    assert not models.train_once(model, (torch.full((2, 3), float("inf")),)).finite
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_difference_is_relative_to_the_largest() -> None:
     a = torch.tensor([1.0, -4.0])
-    assert running.difference([a], [a + torch.tensor([0.0, 1.0])]) == 0.25
-    assert running.difference([a], [a[:1]]) == float("inf")
+    assert models.difference([a], [a + torch.tensor([0.0, 1.0])]) == 0.25
+    assert models.difference([a], [a[:1]]) == float("inf")
 
 
 # ---------------------------------------------------------------- processes
@@ -128,11 +125,11 @@ def behave(how: str) -> str:
 
 def test_work_survives_errors_crashes_and_hanging() -> None:
     tasks = ["fine", "fail", "crash", "hang", "well"]
-    found = dict(work(behave, tasks, jobs=2, limit=5))
+    found = dict(run_in_processes(behave, tasks, jobs=2, limit=5))
     assert found["fine"] == "fine: 1"
     assert found["well"] == "well: 1"
-    reasons = {name: f.reason for name, f in found.items() if isinstance(f, Broken)}
-    assert reasons["fail"].startswith("ValueError: on purpose in two lines (test_zoo_parts.py:")
+    reasons = {name: f.reason for name, f in found.items() if isinstance(f, NoResult)}
+    assert reasons["fail"].startswith("ValueError: on purpose in two lines (test_parts.py:")
     assert reasons["crash"] == "the process ended with exit code 3"
     assert reasons["hang"] == "took longer than 5 s"
 

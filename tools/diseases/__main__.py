@@ -7,42 +7,63 @@ and a healthy model must not be alarmed.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
 
+from normkit.cli import execute
 from normkit.commands import outputs
-from normkit.commands.digits import load_digits
 from normkit.commands.screen import console, table
 from normkit.core.atomic_write import atomic_write_all
-from normkit.diagnosis.diseases import DISEASES, HEALTHY, Trial, run_trials, to_markdown
-from normkit.diagnosis.diseases.trials import HEALTHY_HEAD, ILL_HEAD, rows_of, verdict
 from normkit.errors import NothingToDo, OptionError
 from normkit.models import require
+from tools.diseases.healthy import HEALTHY
+from tools.diseases.reference_models import load_digits
+from tools.diseases.trials import (
+    DISEASES,
+    HEALTHY_HEAD,
+    ILL_HEAD,
+    Trial,
+    rows_of,
+    run_trials,
+    to_markdown,
+    verdict,
+)
 
-NAME = "diseases"
-HELP = "test the diagnosis on models with known faults"
 EXAMPLES = """\
 examples:
-  normkit diseases                       one seed: about half a minute
-  normkit diseases --seeds 5             five seeds
-  normkit diseases --only '*momentum*'   some of them
-  normkit diseases --list                the names, and what each is
-  normkit diseases --seeds 5 --markdown docs/diseases.md --force
+  python -m tools.diseases                       one seed: about half a minute
+  python -m tools.diseases --seeds 5             five seeds
+  python -m tools.diseases --only '*momentum*'   some of them
+  python -m tools.diseases --list                the names, and what each is
+  python -m tools.diseases --seeds 5 --markdown docs/diseases.md --force
 
 exit status: 0 all found, no false alarm; 1 one was missed or a healthy model alarmed; 2 bad
 arguments"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    return execute(run, _parser().parse_args(arguments), "diseases")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.diseases",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--seeds", type=int, default=1, metavar="N", help="how often, with other seeds (1)")
     add("--only", action="append", default=[], metavar="NAME", help="these alone, * for anything")
     add("--list", action="store_true", help="print the names, and stop")
     add("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
     add("--force", action="store_true", help="overwrite that file")
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
@@ -78,8 +99,7 @@ def _wanted(name: str, only: list[str]) -> bool:
 
 
 def _run(seeds: int, names: list[str]) -> tuple[list[Trial], float]:
-    require("sklearn", "lab", "normkit diseases")
-    progress = require("rich.progress", "cli", "normkit diseases")
+    progress = require("rich.progress", "cli", "The suite of diseases")
     digits = load_digits()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tensors this small gain nothing from more
@@ -88,7 +108,7 @@ def _run(seeds: int, names: list[str]) -> tuple[list[Trial], float]:
         with progress.Progress(console=console(stderr=True), transient=True) as bar:
             task = bar.add_task("diagnosing", total=seeds * len(names))
             trials = run_trials(
-                (digits.train, digits.test),
+                digits,
                 range(seeds),
                 lambda name: name in names,
                 lambda trial: bar.advance(task),
@@ -101,13 +121,17 @@ def _run(seeds: int, names: list[str]) -> tuple[list[Trial], float]:
 INTRODUCTION = """\
 # Diseases
 
-What `normkit diseases --seeds {seeds}` prints: faults injected into small models that were trained
-on scikit-learn's digits, and what `normkit.diagnose` finds. A disease is **found** if its finding
-is among the alarms, that is serious findings and warnings, and **first** if it is the first of all.
-Healthy models must have no alarm. What a disease brings with it is in the last column.
+What `python -m tools.diseases --seeds {seeds}` prints: faults injected into small models that were
+trained on scikit-learn's digits, and what `normkit.diagnose` finds. A disease is **found** if its
+finding is among the alarms, that is serious findings and warnings, and **first** if it is the first
+of all. Healthy models must have no alarm. What a disease brings with it is in the last column.
 
 Every bound has its reason in `src/normkit/diagnosis/findings/bounds.py`: theory, sampling errors,
 or a table of a paper. Rules and injections were written with an eye on seeds 0 to 4; injections
 were made strong enough to lie clear of the bounds, and milder ones may be a note or nothing.
 
 """
+
+
+if __name__ == "__main__":
+    sys.exit(main())

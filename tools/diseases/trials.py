@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from normkit.diagnosis.diagnosis import Diagnosis
-from normkit.diagnosis.diseases.catalog import DISEASES
-from normkit.diagnosis.diseases.healthy import HEALTHY
-from normkit.diagnosis.diseases.patient import Disease, Reference
-from normkit.diagnosis.diseases.ward import Ward
+from tools.diseases import layers, statistics, training
+from tools.diseases.healthy import HEALTHY
+from tools.diseases.reference_models import Digits, Disease, HealthyModel, ReferenceModels
 
-Pairs = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-OK = "✓"
+DISEASES: tuple[Disease, ...] = (
+    *statistics.DISEASES,
+    *training.DISEASES,
+    *layers.DISEASES,
+)
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Trial:
         return not self.alarms if self.expected is None else self.rank == 1
 
     @property
-    def found(self) -> bool:
+    def named(self) -> bool:
         """Named in any place."""
         return self.expected in self.alarms
 
 
 def run_trials(
-    digits: Pairs,
+    digits: Digits,
     seeds: Iterable[int] = (0,),
     only: Callable[[str], bool] = lambda name: True,
     done: Callable[[Trial], None] = lambda trial: None,
@@ -49,33 +49,35 @@ def run_trials(
     """Diagnose all healthy models and all diseases, for each seed."""
     trials = []
     for seed in seeds:
-        for trial in trials_of(Ward(digits, seed), only):
+        for trial in trials_of(ReferenceModels(digits, seed), only):
             trials.append(trial)
             done(trial)
     return trials
 
 
-def trials_of(ward: Ward, only: Callable[[str], bool] = lambda name: True) -> Iterator[Trial]:
-    everything: list[Reference | Disease] = [*HEALTHY, *DISEASES]
+def trials_of(
+    models: ReferenceModels, only: Callable[[str], bool] = lambda name: True
+) -> Iterator[Trial]:
+    everything: list[HealthyModel | Disease] = [*HEALTHY, *DISEASES]
     for each in everything:
         if only(each.name):
-            yield try_one(ward, each)
+            yield try_one(models, each)
 
 
-def try_one(ward: Ward, each: Reference | Disease) -> Trial:
-    if isinstance(each, Reference):
-        found = each.make(ward).diagnose()
-        return Trial(each.name, each.about, None, ward.seed, _alarms(found))
-    found = each.inject(ward).diagnose()
-    kinds = [finding.kind for finding in found]
+def try_one(models: ReferenceModels, each: HealthyModel | Disease) -> Trial:
+    if isinstance(each, HealthyModel):
+        diagnosis = each.make(models).diagnose()
+        return Trial(each.name, each.about, None, models.seed, _alarms(diagnosis))
+    diagnosis = each.inject(models).diagnose()
+    kinds = [finding.kind for finding in diagnosis]
     place = kinds.index(each.finding) if each.finding in kinds else None
     return Trial(
         each.name,
         each.story,
         each.finding,
-        ward.seed,
-        _alarms(found),
-        None if place is None else found.findings[place].severity,
+        models.seed,
+        _alarms(diagnosis),
+        None if place is None else diagnosis.findings[place].severity,
         None if place is None else place + 1,
     )
 
@@ -95,7 +97,7 @@ def rows_of(trials: Sequence[Trial]) -> tuple[list[list[str]], list[list[str]]]:
         if first.expected is None:
             healthy.append([name, first.about, passed, ", ".join(alarms) or "none"])
         else:
-            found = f"{sum(t.found for t in own)} of {len(own)}"
+            named = f"{sum(t.named for t in own)} of {len(own)}"
             severities = dict.fromkeys(t.severity for t in own if t.severity)
             others = [alarm for alarm in alarms if alarm != first.expected]
             ill.append(
@@ -104,7 +106,7 @@ def rows_of(trials: Sequence[Trial]) -> tuple[list[list[str]], list[list[str]]]:
                     first.about,
                     first.expected,
                     ", ".join(severities),
-                    found,
+                    named,
                     passed,
                     ", ".join(others) or "–",
                 ]
@@ -121,7 +123,7 @@ def verdict(trials: Sequence[Trial]) -> str:
     healthy = [t for t in trials if t.expected is None]
     ill = [t for t in trials if t.expected is not None]
     return (
-        f"{sum(t.found for t in ill)} of {len(ill)} diseases found, "
+        f"{sum(t.named for t in ill)} of {len(ill)} diseases found, "
         f"{sum(t.passed for t in ill)} named first; "
         f"{sum(not t.passed for t in healthy)} false alarms on {len(healthy)} healthy models."
     )

@@ -10,12 +10,19 @@ import pytest
 import torch
 
 import normkit
-from normkit.commands.digits import load_digits
-from normkit.diagnosis.diseases import DISEASES, HEALTHY, Trial, Ward, to_markdown
-from normkit.diagnosis.diseases.patient import Disease, Patient, Reference
-from normkit.diagnosis.diseases.schooling import school
-from normkit.diagnosis.diseases.trials import rows_of, trials_of, verdict
+from normkit.diagnosis.diagnosis import Diagnosis
 from normkit.diagnosis.findings import KINDS, Finding
+from tools.diseases.__main__ import main
+from tools.diseases.healthy import HEALTHY
+from tools.diseases.reference_models import (
+    Case,
+    Disease,
+    HealthyModel,
+    ReferenceModels,
+    load_digits,
+    train,
+)
+from tools.diseases.trials import DISEASES, Trial, rows_of, to_markdown, trials_of, verdict
 
 every_disease = pytest.mark.parametrize("disease", DISEASES, ids=lambda d: d.name)
 every_reference = pytest.mark.parametrize("reference", HEALTHY, ids=lambda r: r.name)
@@ -31,47 +38,49 @@ PAST = {
 
 
 @pytest.fixture(scope="module")
-def ward() -> Ward:
+def models() -> ReferenceModels:
     """Trains each reference model once for all tests of this file."""
-    return Ward(load_digits(), seed=0)
+    return ReferenceModels(load_digits(), seed=0)
 
 
-def alarms(patient: Patient) -> list[str]:
-    return [finding.kind for finding in patient.diagnose() if finding.alarm]
+def alarms(case: Case) -> list[str]:
+    return [finding.kind for finding in case.diagnose() if finding.alarm]
 
 
-def treated(patient: Patient, finding: Finding, ward: Ward) -> Patient:
-    """The patient after the remedy, and after the training that its comment asks for."""
-    names: dict[str, Any] = {"nk": normkit, "torch": torch, "model": patient.model}
-    names.update(patient.arguments)
+def treated(case: Case, finding: Finding, models: ReferenceModels) -> Case:
+    """The case after the remedy, and after the training that its comment asks for."""
+    names: dict[str, Any] = {"nk": normkit, "torch": torch, "model": case.model}
+    names.update(case.arguments)
     exec(finding.remedy, names)
-    patient = Patient(names["model"], {name: names[name] for name in patient.arguments})
+    case = Case(names["model"], {name: names[name] for name in case.arguments})
     if "train" in finding.remedy.partition("#")[2]:
-        patient.arguments["steps"] = None  # no longer known
-        school(patient.model.train(), ward.train_loader(), epochs=2, rate=0.02)
-        patient.model.eval()
-    return patient
+        case.arguments["steps"] = None  # no longer known
+        train(case.model.train(), models.train_loader(), epochs=2, rate=0.02)
+        case.model.eval()
+    return case
 
 
 @every_reference
-def test_healthy_models_are_not_alarmed(reference: Reference, ward: Ward) -> None:
-    patient = reference.make(ward)
-    assert alarms(patient) == []
+def test_healthy_models_are_not_alarmed(reference: HealthyModel, models: ReferenceModels) -> None:
+    case = reference.make(models)
+    assert alarms(case) == []
     # with the data alone, too
-    assert alarms(Patient(patient.model, {"loader": patient.arguments["loader"]})) == []
+    assert alarms(Case(case.model, {"loader": case.arguments["loader"]})) == []
 
 
 @every_disease
-def test_a_disease_is_named_first_and_its_remedy_works(disease: Disease, ward: Ward) -> None:
-    patient = disease.inject(ward)
-    found = patient.diagnose()
+def test_a_disease_is_named_first_and_its_remedy_works(
+    disease: Disease, models: ReferenceModels
+) -> None:
+    case = disease.inject(models)
+    found = case.diagnose()
     first = found.findings[0]
     assert first.alarm
     assert first.kind == disease.finding
     assert "\n" not in first.remedy
     used = re.findall(r"\bnk\.(\w+)", first.remedy)  # in its comment, too
     assert [name for name in used if name not in normkit.__all__] == []
-    after = treated(patient, first, ward)
+    after = treated(case, first, models)
     if disease.finding not in PAST:
         assert disease.finding not in alarms(after)
 
@@ -97,17 +106,17 @@ def test_every_alarm_has_a_disease() -> None:
     }
 
 
-def test_a_ward_gives_the_same_patient_twice(ward: Ward) -> None:
+def test_a_reference_model_is_the_same_twice(models: ReferenceModels) -> None:
     """Injection must not touch the reference that other diseases start from."""
-    before = ward.host()[0].state_dict()
-    next(d for d in DISEASES if d.name == "poisoned statistics").inject(ward)
-    after = ward.host()[0].state_dict()
+    before = models.cnn()[0].state_dict()
+    next(d for d in DISEASES if d.name == "poisoned statistics").inject(models)
+    after = models.cnn()[0].state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_seed_does_not_touch_the_random_numbers_of_the_caller() -> None:
     state = torch.get_rng_state()
-    HEALTHY[2].make(Ward(load_digits(), seed=3))
+    HEALTHY[2].make(ReferenceModels(load_digits(), seed=3))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -121,9 +130,9 @@ QUIET = Trial("fine", "about", None, 1, ())
 
 
 def test_what_passes() -> None:
-    assert (FOUND.passed, FOUND.found) == (True, True)
-    assert (SECOND.passed, SECOND.found) == (False, True)
-    assert (MISSED.passed, MISSED.found) == (False, False)
+    assert (FOUND.passed, FOUND.named) == (True, True)
+    assert (SECOND.passed, SECOND.named) == (False, True)
+    assert (MISSED.passed, MISSED.named) == (False, False)
     assert (ALARMED.passed, QUIET.passed) == (False, True)
 
 
@@ -148,18 +157,51 @@ def test_markdown_keeps_its_columns() -> None:
     assert widths == {5, 8}  # one for each of the two tables
 
 
-def test_trials_can_be_chosen(ward: Ward) -> None:
-    (trial,) = trials_of(ward, lambda name: name == "tiny batch")
+def test_trials_can_be_chosen(models: ReferenceModels) -> None:
+    (trial,) = trials_of(models, lambda name: name == "tiny batch")
     assert trial.passed
     assert trial.severity == "warning"
     assert trial.seed == 0
 
 
 def test_the_table_in_the_documents_is_of_these_diseases() -> None:
-    """It is made by `normkit diseases --seeds 10 --markdown docs/diseases.md --force`."""
+    """It is made by `python -m tools.diseases --seeds 10 --markdown docs/diseases.md --force`."""
     text = (Path(__file__).parents[2] / "docs" / "diseases.md").read_text(encoding="utf-8")
     rows = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in text.splitlines()]
     stories = {row[0]: row[1] for row in rows if len(row) > 2 and row[0] not in ("---", "model")}
     stories.pop("disease")
     wanted = {each.name: each.about for each in HEALTHY}
     assert stories == wanted | {each.name: each.story for each in DISEASES}
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_is_a_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = ("--only", "mlp-bn", "--only", "last batch*", "--markdown", "table.md")
+    assert main(chosen) == 0
+    said = capsys.readouterr().out
+    assert "1 of 1 diseases found, 1 named first; 0 false alarms on 1 healthy models." in said
+    assert "| last batch of one |" in (tmp_path / "table.md").read_text(encoding="utf-8")
+    # a diagnosis that finds nothing misses the disease
+    monkeypatch.setattr(
+        "tools.diseases.reference_models.diagnose", lambda *args, **more: Diagnosis("Net", ())
+    )
+    assert main(["--only", "last batch*"]) == 1
+    assert main(["--only", "mlp-bn"]) == 0
+    assert main(["--list"]) == 0
+    capsys.readouterr()
+    assert main(["--only", "nothing of this name"]) == 2
+    assert "--list" in capsys.readouterr().err
+    assert main(["--seeds", "0"]) == 2
+    assert "at least 1" in capsys.readouterr().err
+
+
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert "python -m tools.diseases --seeds 5" in said.partition("examples:")[2]

@@ -9,35 +9,34 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from normkit.cli import execute
 from normkit.commands.screen import console, table
 from normkit.conversion.targets import find_target
 from normkit.errors import NothingToDo, OptionError
 from normkit.models import require
-from normkit.zoo.records import Records
-from normkit.zoo.report import Report
-from normkit.zoo.summary import HEAD, failures, overview, reasons
-from normkit.zoo.sweep import Request, Sweep
+from tools.zoo.results import HEAD, Records, Report, failures, overview, reasons
+from tools.zoo.sweep import Request, Sweep
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-NAME = "zoo"
-HELP = "try conversion on all models of timm and torchvision"
 TARGETS = "bn,gn,bcn,ubn"
 RESULTS = Path("normkit-zoo.jsonl")
 EXAMPLES = f"""\
 examples:
-  normkit zoo                                  everything: some minutes
-  normkit zoo --sample 60                      only what is run: 60 small models of timm, and
+  python -m tools.zoo                          everything: some minutes
+  python -m tools.zoo --sample 60              only what is run: 60 small models of timm, and
                                                torchvision
-  normkit zoo --sample 60 --in-turn            the same with one target a model: a minute or
+  python -m tools.zoo --sample 60 --in-turn    the same with one target a model: a minute or
                                                two, for continuous integration
-  normkit zoo --to bcn --models 'timm:resnet*' 'torchvision:resnet*'
+  python -m tools.zoo --to bcn --models 'timm:resnet*' 'torchvision:resnet*'
 
 Results go to {RESULTS}, one line a model. The same command continues where it was
 stopped, and tries again what failed; results of other versions of the libraries, or of other
@@ -46,7 +45,17 @@ code of normkit, do not count.
 exit status: 0 no failures; 1 failures, which the table names; 2 bad arguments"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    return execute(run, _parser().parse_args(arguments), "zoo")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.zoo",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--sample", type=int, metavar="N", help="run N small models of timm; none on meta alone")
     add("--to", default=TARGETS, metavar="TARGETS", help=f"comma-separated (default {TARGETS})")
@@ -55,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, metavar="K", help="processes (default: one a core)")
     add("--results", type=Path, default=RESULTS, metavar="FILE", help=f"default {RESULTS}")
     add("--fresh", action="store_true", help="forget earlier results")
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,8 +78,8 @@ def run(options: argparse.Namespace) -> int:
     sweep = Sweep(request, Records(options.results))
     with _progress(screen) as progress:
         bar = progress.add_task("listing timm's models", total=len(sweep.listing()))
-        found, reports = sweep.describe(lambda name: progress.advance(bar))
-        tasks = sweep.tasks(found)
+        models, reports = sweep.describe(lambda name: progress.advance(bar))
+        tasks = sweep.tasks(models)
         done = sweep.done(tasks)
         reports |= done
         bar = progress.add_task("converting", total=len(tasks), completed=len(done))
@@ -107,8 +117,8 @@ def _progress(screen: Console) -> Progress:
         rich.TextColumn("left"),
         rich.TimeRemainingColumn(),
     )
-    made: Progress = rich.Progress(*columns, console=screen)
-    return made
+    progress: Progress = rich.Progress(*columns, console=screen)
+    return progress
 
 
 def _show(screen: Console, reports: dict[str, Report], kept: int, seconds: float) -> None:
@@ -121,3 +131,7 @@ def _show(screen: Console, reports: dict[str, Report], kept: int, seconds: float
     again = f", {kept} of them known from before" if kept else ""
     verdict = f"{bad} failed" if bad else "none failed"
     screen.print(f"{len(reports)} trials{again}: {verdict}. {seconds:.0f} s.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,9 +11,9 @@ from torch import nn
 
 import normkit as nk
 from normkit.conversion.plan import Plan, plan_conversion
-from normkit.zoo import trial
-from normkit.zoo.report import Task
-from normkit.zoo.trial import attempt
+from tools.zoo import trial
+from tools.zoo.results import Task
+from tools.zoo.trial import attempt
 
 TARGETS = ("bn", "gn", "bcn", "ubn")
 # small ones of different make: plain norms, fused activations, branches, aux outputs, detectors

@@ -1,1 +1,0 @@
-"""Conversion tried on the models that people use: all of timm and torchvision."""

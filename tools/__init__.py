@@ -1,0 +1,1 @@
+"""What proves normkit and is not part of it: run from the root of the repository."""

@@ -1,0 +1,1 @@
+"""Diseases: faults injected into small trained models, to test what a diagnosis finds."""
