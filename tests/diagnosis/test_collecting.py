@@ -272,7 +272,7 @@ def test_gates_and_frozen_layers() -> None:
 @pytest.mark.parametrize("name", ["rbn", "iebn", "ubn"])
 def test_gates_are_those_of_the_layer(name: str) -> None:
     """Read off the layer's output: y = γ·s·x̂ with γ = 1, β = 0 and the running statistics known."""
-    from normkit.diagnosis.gating import gates_of
+
     from normkit.inspection.keepers import table_of
 
     options = {"affine_conv": False} if name == "ubn" else {}
@@ -287,7 +287,7 @@ def test_gates_are_those_of_the_layer(name: str) -> None:
     moved = x if center is None else x + center.reshape(1, -1, 1, 1) * means
     hat = moved / np.sqrt(1 + layer.eps)  # running mean 0 and variance 1
     expected = (layer(x) / hat).mean((2, 3))
-    found = gates_of(layer, table_of(x))
+    found = layer.gates(table_of(x))
     assert found is not None
     torch.testing.assert_close(found, expected.double().detach(), atol=1e-5, rtol=1e-4)
 

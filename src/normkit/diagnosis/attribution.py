@@ -9,15 +9,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from normkit.diagnosis.batches import Batch, Loss, each_batch
-from normkit.diagnosis.collecting import norms_of
 from normkit.diagnosis.gap import GapAttribution, Losses, share_out
 from normkit.diagnosis.measures import output_error
 from normkit.diagnosis.measures.shift import wide
+from normkit.diagnosis.observe.collect import norms_of
+from normkit.diagnosis.observe.norm_record import NormRecord
 from normkit.diagnosis.switching import losses_of
-from normkit.diagnosis.watching import Watch
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import Site
 from normkit.inspection.calling import Forward
+from normkit.inspection.foreign import measured
 from normkit.inspection.keeping import running_of
 
 METHODS = ("esm", "swap")
@@ -94,7 +95,7 @@ class _Measure:
 
 def _switchable(sites: Sequence[Site]) -> list[Site]:
     """The norms that differ between train and eval mode."""
-    found = [site for site in sites if site.tracked and site.kind != "frozen_bn"]
+    found = [site for site in sites if site.tracked and not measured(site).is_fixed]
     if not found:
         raise NothingToDo(
             "None of these norms has running statistics that training would not use, so there "
@@ -144,7 +145,7 @@ def _by_swaps(measure: _Measure, sites: list[Site], swap: str) -> GapAttribution
 
 def _by_shift(measure: _Measure, sites: list[Site]) -> GapAttribution:
     running = measure(())
-    watches = [Watch(site, None, frozenset(), 0) for site in sites]
+    watches = [NormRecord(site, None, frozenset(), 0) for site in sites]
     with ExitStack() as stack:
         for watch in watches:
             handle = watch.site.module.register_forward_pre_hook(
@@ -160,7 +161,7 @@ def _by_shift(measure: _Measure, sites: list[Site]) -> GapAttribution:
     return GapAttribution(batch, running, shares, contributions, "esm", None)
 
 
-def _error(watch: Watch) -> float:
+def _error(watch: NormRecord) -> float:
     """Output error of the running statistics, channels weighted by the square of their scale."""
     running, expected = running_of(watch.site.norm), watch.expected.total
     if running is None or expected is None:

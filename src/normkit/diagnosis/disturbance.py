@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normkit.core.moments import Moments
 from normkit.diagnosis.batches import Loss, each_batch
-from normkit.diagnosis.collecting import norms_of
+from normkit.diagnosis.observe.collect import norms_of
 from normkit.diagnosis.switching import losses_of
 from normkit.errors import NothingToDo, OptionError
 from normkit.inspection.calling import Forward

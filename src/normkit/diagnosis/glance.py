@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from normkit.core.layout import Batch, Channels, dense
 from normkit.core.moments import Moments
 from normkit.core.running import is_recomputation
-from normkit.diagnosis.activations import AfterActivation
-from normkit.diagnosis.collecting import SAMPLES
 from normkit.diagnosis.measures import condensation
-from normkit.diagnosis.summing import numbers_of
+from normkit.diagnosis.observe.activations import AfterActivation
+from normkit.diagnosis.observe.collect import SAMPLES
+from normkit.diagnosis.observe.norm_record import NormRecord, measurable
 from normkit.diagnosis.tapping import is_of_channels, tap
-from normkit.diagnosis.watching import Watch, measurable
 from normkit.engine.normalize import moments
 from normkit.engine.torch import passes as torch_passes
 from normkit.inspection import Site
@@ -36,8 +35,9 @@ class Glance:
         start: Mapping[str, Tensor],
     ) -> None:
         self.wanted, self.start = wanted, start
-        self.watches: list[Watch] = []
-        self._first: Watch | None = None  # of the norm that ran first
+        self.watches: list[NormRecord] = []
+        self.refused: dict[str, dict[str, str]] = {}  # reasons by path and measure
+        self._first: NormRecord | None = None  # of the norm that ran first
         self._ends: list[Callable[[], None]] = []
         activations = AfterActivation(model) if wanted & {"dead", "saturated"} else None
         try:
@@ -51,7 +51,9 @@ class Glance:
         """What was measured; values may still be on a device."""
         frozen = []
         for watch in self.watches:
-            found, _ = numbers_of(watch, watch.kept, self.start)
+            measures = watch.measures(watch.kept, self.start)
+            found = measures.numbers
+            self.refused[watch.site.path] = measures.refused
             for measure, value in found.items():
                 if measure in self.wanted:
                     yield watch.site.path, measure, value
@@ -71,7 +73,7 @@ class Glance:
         if activations is not None and isinstance(act, str):
             act = activations.modules.get(act, act)
         # the condensation score is that of the first norm, by definition
-        watch = Watch(site, act, self.wanted - {"condensation"}, SAMPLES)
+        watch = NormRecord(site, act, self.wanted - {"condensation"}, SAMPLES)
         self.watches.append(watch)
         heard: list[Moments] = []
         norm = watch.norm
@@ -114,8 +116,7 @@ def enough(norm: Normalizer, x: Tensor, heard: list[Moments]) -> Moments | None:
     """
     if not heard or heard[-1].mean.shape[1] != x.shape[1] or not is_of_channels(norm, x):
         return None
-    each = hasattr(norm, "gate_bias") or hasattr(norm, "center_weight")
-    return None if each and heard[-1].mean.shape[0] != x.shape[0] else heard[-1]
+    return None if norm.reads_each_sample and heard[-1].mean.shape[0] != x.shape[0] else heard[-1]
 
 
 def quick_table(x: Tensor, axis: int = 1, *, each: bool = False) -> Moments:

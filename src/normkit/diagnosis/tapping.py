@@ -16,7 +16,6 @@ from normkit.core.fusion import Channel, Pool
 from normkit.core.layout import Batch, Channels
 from normkit.core.moments import Moments
 from normkit.layers.base import Normalizer
-from normkit.layers.ubn import UBN
 
 Listener = Callable[[Moments], None]
 
@@ -48,7 +47,7 @@ def tap(layer: Normalizer, listener: Listener) -> Callable[[], None]:
 
 def _methods(layer: Normalizer) -> tuple[str, ...]:
     """What is called with the moments, in turn: plainly, and after a kernel has used them."""
-    return ("gated" if isinstance(layer, UBN) else "coefficients"), "after_fusion"
+    return ("gated" if hasattr(layer, "gated") else "coefficients"), "after_fusion"
 
 
 def _replace(layer: Normalizer, heard: list[Listener]) -> None:

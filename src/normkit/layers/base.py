@@ -21,9 +21,10 @@ from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import fused, normalize
 from normkit.errors import DeviceError, DtypeError, ShapeError
+from normkit.layers.measured import Measured
 
 
-class Normalizer(Configured):
+class Normalizer(Configured, Measured):
     """A layer y = a·x + b whose tables come from ``coefficients(moments)``.
 
     A subclass owns its parameters and buffers and writes that one method.
@@ -90,6 +91,9 @@ class Normalizer(Configured):
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         """Options with which the layer comes closest to a batch norm, beside those asked for."""
         return {"eps": bn.eps, "affine": bn.affine}
+
+    def pools_samples(self) -> bool:
+        return self.card.pools_samples
 
     # ---------------------------------------------------------------- what a user calls
 

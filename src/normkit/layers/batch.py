@@ -12,11 +12,12 @@ from torch import Tensor
 from normkit.core.fusion import Fusion, Memory
 from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.messages import title
-from normkit.core.moments import Moments, spread
+from normkit.core.moments import Coefficients, Moments, spread
 from normkit.core.running import all_finite, blend, is_recomputation
 from normkit.core.trained import TrainedBN
 from normkit.errors import NonFiniteWarning, OptionError, ShapeError
 from normkit.layers.base import Normalizer
+from normkit.layers.measured import Refusal
 
 
 class BatchNormalizer(Normalizer):
@@ -233,6 +234,13 @@ class BatchNormalizer(Normalizer):
         if waiting and not self._warned and int(count):
             self.report()
         return super().train(mode)
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        own = batch or self.running_mean is None
+        return (table.pooled(samples=None) if own else self.running()).standardizing(self.eps)
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return moments.var[0]
 
     def reset_running_stats(self) -> None:
         """Forget all batches."""

@@ -14,6 +14,7 @@ from normkit.core.running import is_recomputation
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer, over_runs
+from normkit.layers.measured import Refusal
 
 Ramp = tuple[int, int] | None
 
@@ -54,6 +55,7 @@ class BatchRenorm(BatchNormalizer):
         exact_from_bn=True,
     )
     shares_map = True
+    for_small_batches = True
     withheld = frozenset({"running_var_correction", "on_single"})
     second_buffer = "running_std"
     running_std: Tensor | None
@@ -150,6 +152,13 @@ class BatchRenorm(BatchNormalizer):
             return torch.ones_like(self.old_mean[0])
         seen = (self.num_batches_tracked - int(again)).to(self.old_mean.dtype)
         return ((seen - ramp[0]) / (ramp[1] - ramp[0])).clamp(0, 1)
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        if batch:
+            return super().standardizing(table, batch=True)
+        assert self.running_mean is not None and self.running_std is not None
+        scale = 1 / self.running_std[None]
+        return Coefficients(scale, -self.running_mean * scale)
 
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         return bn.mean, torch.sqrt(bn.var + self.eps)

@@ -18,6 +18,7 @@ from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.gn import group_standardizing
+from normkit.layers.measured import OWN_STATISTICS, Refusal
 
 NOT_MICRO = {
     "momentum",
@@ -209,3 +210,24 @@ class BCN(BatchNormalizer):
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.micro and not self._rate_known and self.rate.device.type != "meta":
             self._rate_known = bool(torch.isfinite(self.rate).all())
+
+    # ---------------------------------------------------------------- for diagnosis
+
+    @property
+    def follows_learning_rate(self) -> bool:  # type: ignore[override]
+        return self.micro
+
+    def pools_samples(self) -> bool:
+        return not self.micro
+
+    def channel_groups(self, moments: Moments) -> tuple[Moments, int] | Refusal:
+        if self.groups == self.channels:
+            return OWN_STATISTICS
+        first = self.running().standardizing(self.eps).then(self.weight, self.bias)
+        return moments.after(first), self.groups  # of what its batch norm gives
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return Refusal("it is two norms, which divide one after the other")
+
+    def group_size(self, shape: torch.Size) -> int:
+        return math.prod(shape[1:]) // self.groups

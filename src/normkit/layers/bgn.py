@@ -17,6 +17,9 @@ from normkit.core.trained import TrainedBN
 from normkit.engine.normalize import normalize
 from normkit.errors import ShapeError
 from normkit.layers.batch import BatchNormalizer
+from normkit.layers.measured import OWN_STATISTICS, Refusal, grouped
+
+CUT = Refusal("its groups are parts of channels")
 
 
 class BGN(BatchNormalizer):
@@ -192,3 +195,22 @@ class BGN(BatchNormalizer):
         spread = Moments(bn.mean[pieces.channel][None], bn.var[pieces.channel][None], pieces.size)
         pooled = spread.pooled_by(pieces.group, self.groups)
         return pooled.mean[0], pooled.var[0]
+
+    # ---------------------------------------------------------------- for diagnosis
+
+    def channel_groups(self, moments: Moments) -> tuple[Moments, int] | Refusal:
+        if self.channels % self.groups:
+            return CUT
+        return OWN_STATISTICS if self.groups == self.channels else (moments, self.groups)
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return CUT if self.channels % self.groups else grouped(moments, self.groups).var[0]
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        if self.channels % self.groups:
+            return CUT
+        wide = self.channels // self.groups
+        own = batch or self.running_mean is None
+        statistics = table.pooled(samples=None, channels=wide) if own else self.running()
+        scale, shift = statistics.standardizing(self.eps)
+        return Coefficients(scale.repeat_interleave(wide, 1), shift.repeat_interleave(wide, 1))

@@ -10,6 +10,7 @@ from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
 from normkit.core.moments import Coefficients, Moments
 from normkit.layers.batch import BatchNormalizer
+from normkit.layers.measured import Refusal
 
 
 class BN(BatchNormalizer):
@@ -71,6 +72,10 @@ class BN(BatchNormalizer):
         if self.form == "standard":
             return standardized.then(self.weight, self.bias)
         return standardized.then(self.inner_weight, self.bias).then(self.weight, None)
+
+    def gamma(self) -> Tensor | Refusal | None:
+        inner = self.inner_weight
+        return self.weight if inner is None or self.weight is None else self.weight * inner
 
     def start_from(self, bn: Any) -> None:
         super().start_from(bn)

@@ -118,6 +118,11 @@ class BNET(BatchNormalizer):
         super().start_from(bn)
         self.weight = weight
 
+    def affine_at_start(self) -> bool:
+        if self.init == "torch":
+            return is_drawn(self.weight, self.bias)
+        return super().affine_at_start()
+
 
 def odd(kernel_size: int, owner: nn.Module) -> int:
     """A kernel size that has a centre."""
@@ -143,6 +148,12 @@ def centre(kernel: Tensor) -> Tensor:
     for size in kernel.shape[2:]:
         kernel = kernel.select(2, size // 2)
     return kernel[:, 0]
+
+
+def is_drawn(kernel: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether a kernel and its bias lie where nn.Conv2d draws them: training does not keep that."""
+    bound = math.inf if kernel is None else 1 / math.sqrt(kernel[0].numel())
+    return all(bool((t.abs() <= bound).all()) for t in (kernel, bias) if t is not None)
 
 
 def start_kernel(kernel: Tensor, bias: Tensor, init: str, scale: float) -> None:

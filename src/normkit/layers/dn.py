@@ -13,6 +13,7 @@ from normkit.core.moments import Coefficients, Moments
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer
+from normkit.layers.measured import MIXTURE, Refusal
 
 GATE = 1e-6  # the sign is the state; small, for training to change it, but not 0 in float16
 
@@ -129,6 +130,17 @@ class DN(BatchNormalizer):
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         return {**super().options_from(bn, asked), "batch": 2, "start": "bn"}
+
+    # ---------------------------------------------------------------- for diagnosis
+
+    def channel_groups(self, moments: Moments) -> tuple[Moments, int] | Refusal:
+        return MIXTURE
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return MIXTURE
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        return MIXTURE
 
 
 def _linked(mean: Tensor, var: Tensor, gates: Tensor | None) -> tuple[Tensor, Tensor]:

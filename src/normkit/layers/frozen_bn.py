@@ -11,6 +11,7 @@ from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.trained import TrainedBN
 from normkit.layers.base import Normalizer
+from normkit.layers.measured import Refusal
 
 
 class FrozenBN(Normalizer):
@@ -43,6 +44,7 @@ class FrozenBN(Normalizer):
         same_in_eval=True,
         exact_from_bn=True,
     )
+    is_fixed = True
     weight: Tensor
     bias: Tensor
     running_mean: Tensor
@@ -82,3 +84,10 @@ class FrozenBN(Normalizer):
         # a batch norm's counter has no meaning here
         state_dict.pop(prefix + "num_batches_tracked", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        stored = Moments(self.running_mean[None], self.running_var[None], count=1)
+        return stored.standardizing(self.eps)
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return moments.var[0]

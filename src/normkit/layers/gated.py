@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from normkit.core.fusion import Fusion, Gate
-from normkit.core.moments import Moments
+from normkit.core.moments import Coefficients, Moments
 from normkit.core.trained import TrainedBN
 from normkit.layers.batch import BatchNormalizer
+from normkit.layers.measured import Refusal
 
 
 class Gated(BatchNormalizer):
     """A batch normalizer whose scale is weight · sigmoid(gate_weight · means + gate_bias)."""
 
+    reads_each_sample = True
     gate_weight: Tensor | None
     gate_bias: Tensor
 
@@ -59,6 +61,21 @@ class Gated(BatchNormalizer):
         super().start_from(bn)
         if self.weight is not None:
             self.weight.div_(torch.sigmoid(self.gate_bias))
+
+    # ---------------------------------------------------------------- for diagnosis
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        calibrated, added = centered(table, getattr(self, "center_weight", None))
+        found = super().standardizing(calibrated, batch=batch)
+        return found if isinstance(found, Refusal) else found.after_adding(added)
+
+    def gates(self, table: Moments) -> Tensor | Refusal:
+        means = table.mean
+        if self.looks_at == "normalized":
+            found = self.standardizing(table, batch=self.uses_batch())
+            assert not isinstance(found, Refusal)
+            means = found.of(means)
+        return gate(means, self.gate_weight, self.gate_bias).expand_as(table.mean)
 
 
 def centered(moments: Moments, center_weight: Tensor | None) -> tuple[Moments, Tensor | None]:

@@ -13,6 +13,7 @@ from normkit.core.moments import Coefficients, Moments, spread
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
+from normkit.layers.measured import MIXTURE, OWN_STATISTICS, Refusal, grouped
 
 
 class GBGN(BatchNormalizer):
@@ -116,3 +117,14 @@ class GBGN(BatchNormalizer):
 
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         return bn.mean, bn.var + bn.mean.square()
+
+    # ---------------------------------------------------------------- for diagnosis
+
+    def channel_groups(self, moments: Moments) -> tuple[Moments, int] | Refusal:
+        return OWN_STATISTICS if self.groups == self.channels else (moments, self.groups)
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return grouped(moments, self.groups).var[0]
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        return MIXTURE

@@ -63,6 +63,9 @@ class GN(Normalizer):
     def fusion(self, x: Tensor) -> Fusion | None:
         return Pool("sample", self.eps, self.groups, self.weight, self.bias)
 
+    def sample_groups(self) -> int:
+        return self.groups
+
     def check_size(self, x: Tensor) -> None:
         check_group_size(x, self.groups, self)
 

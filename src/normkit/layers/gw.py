@@ -9,12 +9,13 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.messages import title
-from normkit.core.moments import per_channel
+from normkit.core.moments import Moments, per_channel
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
 from normkit.engine.torch.operations import whiten_groups
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.base import Normalizer
+from normkit.layers.measured import Refusal
 
 USUAL_GROUPS = 64
 
@@ -98,3 +99,14 @@ class GW(Normalizer):
             residual=residual,
             activation=activation,
         )
+
+    # ---------------------------------------------------------------- for diagnosis
+
+    def channel_groups(self, moments: Moments) -> tuple[Moments, int] | Refusal:
+        return Refusal("its groups are whitened, so that no channel outweighs another")
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return Refusal("it multiplies a group of channels by a matrix")
+
+    def standardized(self, x: Tensor, table: Moments, *, batch: bool) -> Tensor | Refusal:
+        return whiten_groups(x.float(), self.groups, self.eps, self.iterations, self.method)

@@ -13,6 +13,7 @@ from normkit.core.moments import Coefficients, Moments
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer
+from normkit.layers.measured import Refusal
 
 
 class IBN(BatchNormalizer):
@@ -78,3 +79,13 @@ class IBN(BatchNormalizer):
 
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         return bn.mean[self.split :], bn.var[self.split :]
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        mean, var, k = table.mean, table.var, self.split
+        own = Moments(mean[:, :k], var[:, :k], table.count).standardizing(self.eps)
+        rest = super().standardizing(Moments(mean[:, k:], var[:, k:], table.count), batch=batch)
+        assert not isinstance(rest, Refusal)
+        rows = mean.shape[0]
+        return Coefficients(
+            *(torch.cat([a, b.expand(rows, -1)], 1) for a, b in zip(own, rest, strict=True))
+        )

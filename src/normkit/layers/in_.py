@@ -51,6 +51,9 @@ class IN(Normalizer):
     def fusion(self, x: Tensor) -> Fusion | None:
         return Pool("sample", self.eps, self.channels, self.weight, self.bias)
 
+    def sample_groups(self) -> int:
+        return self.channels
+
     def check_size(self, x: Tensor) -> None:
         if x[0, 0].numel() == 1:
             raise ShapeError(

@@ -14,6 +14,7 @@ from normkit.core.moments import Coefficients, Moments
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.bn import BN
+from normkit.layers.measured import Refusal
 
 HALF_RANGE = 128 / 255  # (x − 128) / 128 for pixels that have been divided by 255
 
@@ -111,3 +112,16 @@ class InputNorm(BN):
         if self.given_mean is None or self.given_std is None:
             return super().coefficients(moments)
         return Moments(self.given_mean[None], self.given_std.square()[None], 1).standardizing(0)
+
+    # ---------------------------------------------------------------- for diagnosis
+
+    def pools_samples(self) -> bool:
+        return self.mode == "bn"
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        if self.mode == "bn":
+            return super().standardizing(table, batch=batch)
+        return self.coefficients(None)
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return moments.var[0] if self.given_std is None else self.given_std.square()

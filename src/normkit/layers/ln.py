@@ -47,5 +47,8 @@ class LN(Normalizer):
     def fusion(self, x: Tensor) -> Fusion | None:
         return Pool("sample", self.eps, 1, self.weight, self.bias)
 
+    def sample_groups(self) -> int:
+        return 1
+
     def check_size(self, x: Tensor) -> None:
         check_group_size(x, 1, self)

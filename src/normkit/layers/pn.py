@@ -15,6 +15,7 @@ from normkit.engine.normalize import normalize
 from normkit.engine.special import fused_pixels, needed
 from normkit.errors import OptionError
 from normkit.layers.base import Normalizer
+from normkit.layers.measured import Refusal
 
 
 class PN(Normalizer):
@@ -101,3 +102,20 @@ class PN(Normalizer):
         found = self._corrected(moments_of(x, Pixels))
         shape = (x.shape[0], 1, *x.shape[2:])
         return y, found.mean.reshape(shape), torch.sqrt(found.var + self.eps).reshape(shape)
+
+    # ---------------------------------------------------------------- for diagnosis
+
+    def channel_groups(self, moments: Moments) -> tuple[Moments, int] | Refusal:
+        return moments, 1
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return Refusal("every position is divided by a deviation of its own")
+
+    def group_size(self, shape: torch.Size) -> int:
+        return shape[1]
+
+    def standardized(self, x: Tensor, table: Moments, *, batch: bool) -> Tensor | Refusal:
+        x = x.float()
+        found = self._corrected(moments_of(x, Pixels))
+        scale, shift = (t.reshape(len(x), 1, *x.shape[2:]) for t in found.standardizing(self.eps))
+        return torch.addcmul(shift, x, scale)

@@ -11,6 +11,7 @@ from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
+from normkit.layers.measured import Refusal
 
 
 class ShiftedBN(BatchNormalizer):
@@ -76,3 +77,6 @@ class ShiftedBN(BatchNormalizer):
         standardized = self.statistics(moments).standardizing(self.eps)
         targets = self.target_std.clone(), self.target_mean  # a copy: autograd keeps the factor
         return standardized.then(*targets).then(self.weight, self.bias)
+
+    def gamma(self) -> Tensor | Refusal | None:
+        return self.target_std if self.weight is None else self.weight * self.target_std

@@ -15,6 +15,7 @@ from normkit.core.precision import statistics_dtype
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer, over_runs
+from normkit.layers.measured import MIXTURE, Refusal
 
 
 class SN(BatchNormalizer):
@@ -147,3 +148,14 @@ class SN(BatchNormalizer):
             start = self.mean_weight.new_tensor([0.0, 0.0, self.bn_start])
             self.mean_weight.copy_(start)
             self.var_weight.copy_(start)
+
+    # ---------------------------------------------------------------- for diagnosis
+
+    def channel_groups(self, moments: Moments) -> tuple[Moments, int] | Refusal:
+        return MIXTURE
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return MIXTURE
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        return MIXTURE

@@ -19,9 +19,10 @@ from normkit.engine.special import normalized_depthwise
 from normkit.engine.torch.operations import condensation_score, depthwise
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer, over_runs
-from normkit.layers.bnet import KERNEL_STARTS, centre, check_dims, odd, start_kernel
+from normkit.layers.bnet import KERNEL_STARTS, centre, check_dims, is_drawn, odd, start_kernel
 from normkit.layers.gated import centered
 from normkit.layers.gated import gate as gate_of
+from normkit.layers.measured import Refusal
 from normkit.layers.ubn_readings import BY_PRESET, CHOICES, READINGS, resolve
 
 
@@ -68,6 +69,8 @@ class UBN(BatchNormalizer):
         pools_samples=True,
         exact_from_bn=True,
     )
+    reads_each_sample = True
+    counts_what_it_blends = False  # a batch that meets a frozen layer is counted as well
     score: Tensor
     center_weight: Tensor | None
     gate_weight: Tensor | None
@@ -327,3 +330,36 @@ class UBN(BatchNormalizer):
         self.weight = self.bias = None
         super().start_from(bn)
         self.weight, self.bias = weight, bias
+
+    # ---------------------------------------------------------------- for diagnosis
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        calibrated, added = centered(table, self.center_weight)
+        seen = table if self.reading["stats_from"] == "raw" else calibrated
+        if not batch and self.running_mean is not None:
+            statistics = self.running()
+        else:
+            statistics = seen.pooled(samples=None)
+            if self.fct:
+                kept, condensed = self.running(), self.condensed
+                statistics = Moments(
+                    torch.where(condensed, statistics.mean, kept.mean),
+                    torch.where(condensed, statistics.var, kept.var),
+                    1,
+                )
+        return statistics.standardizing(self.eps).after_adding(added)
+
+    def gates(self, table: Moments) -> Tensor | Refusal:
+        if self.gate_bias is None:
+            return Refusal("its gate is switched off")
+        found = self.standardizing(table, batch=self.uses_batch())
+        assert not isinstance(found, Refusal)
+        return gate_of(found.of(table.mean), self.gate_weight, self.gate_bias)
+
+    def threshold(self) -> tuple[Tensor, Tensor] | Refusal:
+        return (~self.condensed, self.score) if self.fct else Refusal("its threshold is off")
+
+    def affine_at_start(self) -> bool:
+        if self._convolves and self.affine_init == "torch":
+            return is_drawn(self.weight, self.bias)
+        return super().affine_at_start()

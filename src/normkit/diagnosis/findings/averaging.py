@@ -87,9 +87,10 @@ def unripe(evidence: Evidence, known: Known) -> Iterator[Finding]:
 def _left(layer: Layer) -> float:
     """The share of the start values in the running statistics; 0 if it cannot be told."""
     momentum = layer.momentum
-    if not layer.count or momentum is None or not 0 < momentum < 1 or layer.site.kind == "ubn":
+    counts = layer.count and layer.measured.counts_what_it_blends
+    if not counts or momentum is None or not 0 < momentum < 1:
         return 0.0
-    return (1 - momentum) ** layer.count
+    return (1 - momentum) ** (layer.count or 0)
 
 
 def _known(error: float) -> float:

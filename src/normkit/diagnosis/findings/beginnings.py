@@ -50,7 +50,7 @@ def blank(evidence: Evidence, known: Known) -> Iterator[Finding]:
         return
     everywhere = len(layers) == len(learning)
     counted = any(x.count for x in layers)
-    if everywhere and not counted and all(x.affine_at_start for x in layers):
+    if everywhere and not counted and all(x.measured.affine_at_start() for x in layers):
         yield at_start(UNTRAINED, layers, evidence, "are", "model.train()  # and train it", "note")
     elif not everywhere and not counted:
         yield at_start(NEVER_UPDATED, layers, evidence, "are still", evidence.repairing)

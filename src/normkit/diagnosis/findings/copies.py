@@ -21,6 +21,7 @@ from normkit.diagnosis.findings.evidence import Evidence, State
 from normkit.diagnosis.findings.finding import Finding, Kind, named, places
 from normkit.diagnosis.findings.known import Known
 from normkit.diagnosis.findings.layer import Layer
+from normkit.inspection.keeping import reader_of
 
 EMA = Kind(
     "ema-without-buffers",
@@ -121,12 +122,11 @@ def statistics_in(state: State, layer: Layer) -> Moments | None:
     second = state_value(state, f"{layer.prefix}{layer.second}")
     if mean is None or second is None or layer.kept is None:
         return None
-    if layer.second == "running_std":
-        second = second.square() - (layer.site.eps or 0.0)
-    elif layer.site.kind == "gbgn":
-        second = second - mean.square()
+    reader = reader_of(layer.norm)
+    assert reader is not None
     device = layer.kept.mean.device
-    return Moments(mean[None].to(device), second[None].to(device), 1)
+    var = reader.as_variance(mean, second)
+    return Moments(mean[None].to(device), var[None].to(device), 1)
 
 
 def _disagreement(layer: Layer, there: list[Moments]) -> float:

@@ -16,7 +16,7 @@ from normkit.diagnosis.findings.bounds import SURE
 from normkit.diagnosis.findings.data import Data
 from normkit.diagnosis.findings.layer import Layer
 from normkit.diagnosis.findings.looking import Look
-from normkit.diagnosis.measurements import Measurements
+from normkit.diagnosis.observe.measurements import Measurements
 from normkit.inspection import Survey
 
 State = Mapping[str, Any]

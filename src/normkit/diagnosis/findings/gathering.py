@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from normkit.diagnosis.batches import NO_TARGET, Batch, Loss, each_batch
-from normkit.diagnosis.collecting import collect, norms_of
 from normkit.diagnosis.findings.data import Data, data_of
 from normkit.diagnosis.findings.evidence import Evidence, State
 from normkit.diagnosis.findings.layer import Layer
 from normkit.diagnosis.findings.looking import Look, can_be_lost, look
 from normkit.diagnosis.findings.mixing import mixed
+from normkit.diagnosis.observe.collect import collect, norms_of
 from normkit.errors import NothingToDo, OptionError, ShapeError
 from normkit.inspection import survey
 from normkit.inspection.calling import Forward

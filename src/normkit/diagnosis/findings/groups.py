@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from normkit.core.messages import counted
@@ -50,17 +49,7 @@ def erasing(evidence: Evidence, known: Known) -> Iterator[Finding]:
 def elements(layer: Layer) -> int | None:
     """How many values share statistics within a sample; None where samples share them."""
     shape = layer.eval.shape if layer.eval is not None else None
-    if shape is None:
-        return None
-    positions = math.prod(shape[2:])
-    kind, channels = layer.site.kind, shape[1]
-    if kind in ("gn", "bcn"):
-        return channels // (layer.site.groups or 1) * positions
-    if kind == "in":
-        return positions
-    if layer.site.channel_axis == -1:
-        return math.prod(getattr(layer.norm, "normalized_shape", shape[-1:]))
-    return {"ln": channels * positions, "pn": channels}.get(kind)
+    return None if shape is None else layer.measured.group_size(shape)
 
 
 def _shape(layer: Layer) -> str:

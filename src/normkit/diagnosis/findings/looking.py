@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.activations import AfterActivation
 from normkit.diagnosis.batches import Batch, Loss, loss_of, output_of
+from normkit.diagnosis.observe.activations import AfterActivation
+from normkit.diagnosis.observe.norm_record import NormRecord
 from normkit.diagnosis.switching import using_batch
-from normkit.diagnosis.watching import Watch
 from normkit.errors import NormkitError
 from normkit.inspection import Site, undisturbed
 from normkit.inspection.keepers import table_of
@@ -23,7 +23,7 @@ from normkit.inspection.tally import Pooling
 FEW = 64  # batches whose statistics are kept one by one
 
 
-class Traffic(Watch):
+class Traffic(NormRecord):
     """What one norm got: of each batch, and of each of its calls in a forward."""
 
     def __init__(self, site: Site, act: nn.Module | str | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,13 +11,11 @@ from torch import Tensor, nn
 
 from normkit.core.moments import Moments
 from normkit.inspection import Site
+from normkit.inspection.foreign import measured
 from normkit.inspection.keeping import running_of
-from normkit.layers.base import Normalizer
-from normkit.layers.bcn import BCN
-from normkit.layers.norm_act import NormAct
+from normkit.layers.measured import Measured
 
 ROUNDED = 1e-3
-POOLING = ("bn", "sync_bn", "split_bn", "iabn", "lazy_bn")  # kinds that use batch statistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,16 +32,20 @@ class NormFacts:
     def norm(self) -> nn.Module:
         return self.site.norm
 
+    @cached_property
+    def measured(self) -> Measured:
+        return measured(self.site)
+
     @property
     def code(self) -> str:
         """The norm as an expression."""
-        inner = f"{self.path}.norm" if isinstance(self.site.module, NormAct) else self.path
+        inner = f"{self.path}.norm" if self.site.module is not self.norm else self.path
         return f"model.get_submodule({inner!r})" if inner else "model"
 
     @property
     def prefix(self) -> str:
         """What stands before the names of its tensors in a state_dict."""
-        inner = "norm." if isinstance(self.site.module, NormAct) else ""
+        inner = "norm." if self.site.module is not self.norm else ""
         return f"{self.path}.{inner}" if self.path else inner
 
     # ---------------------------------------------------------------- what it keeps
@@ -85,54 +86,31 @@ class NormFacts:
         found = getattr(self.norm, "weight", None)
         return found.detach() if isinstance(found, Tensor) and found.dim() == 1 else None
 
-    @property
-    def affine_at_start(self) -> bool:
-        """Whether γ and β, if any, are what a new layer has: then it was never trained.
-
-        γ is then the same in all channels, whatever it is: 1, 0 in the last norm of a residual
-        block in some recipes, or what makes up for a gate in a layer that was converted. A kernel
-        in place of γ is drawn between bounds, which training does not keep.
-        """
-        bias, scale = getattr(self.norm, "bias", None), self.scale
-        # the option of bnet, and of ubn
-        if "torch" in (getattr(self.norm, name, None) for name in ("init", "affine_init")):
-            kernel: Tensor | None = getattr(self.norm, "weight", None)
-            bound = math.inf if kernel is None else 1 / math.sqrt(kernel[0].numel())
-            drawn = [t.detach() for t in (kernel, bias) if isinstance(t, Tensor)]
-            return all(bool((t.abs() <= bound).all()) for t in drawn)
-        new = scale is None or bool((scale == scale[:1]).all())
-        return new and (not isinstance(bias, Tensor) or bool((bias == 0).all()))
-
     # ---------------------------------------------------------------- what it does
 
     @property
     def momentum(self) -> float | None:
         """The weight of a new batch; None for a plain average, or if it has no such thing."""
         found = getattr(self.norm, "momentum", None)
-        return float(found) if isinstance(found, int | float) and not self.micro else None
-
-    @property
-    def micro(self) -> bool:
-        return isinstance(self.norm, BCN) and self.norm.micro
+        follows = self.measured.follows_learning_rate
+        return float(found) if isinstance(found, int | float) and not follows else None
 
     @property
     def pools(self) -> bool:
         """Whether samples share statistics in training."""
-        if isinstance(self.norm, Normalizer):
-            return self.norm.card.pools_samples and not self.micro
-        return self.site.kind in POOLING
+        return self.measured.pools_samples()
 
     @cached_property
     def frozen(self) -> bool:
         """Whether it stays on fixed statistics, in train() too."""
-        if self.site.kind == "frozen_bn":
+        if self.measured.is_fixed:
             return True
         return self.site.tracked and not self.norm.training and not _starts(self.norm)
 
     @property
     def learns(self) -> bool:
-        """Whether training moves its statistics."""
-        return self.site.tracked and not self.frozen and self.site.kind != "in"
+        """Whether training moves its statistics, and these are of whole batches."""
+        return self.site.tracked and not self.frozen and self.measured.sample_groups() is None
 
 
 def _starts(norm: nn.Module) -> bool:

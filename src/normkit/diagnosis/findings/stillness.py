@@ -10,7 +10,7 @@ from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import Finding, Kind, listed
 from normkit.diagnosis.findings.known import Known
 from normkit.diagnosis.findings.layer import Layer
-from normkit.diagnosis.gating import is_frozen
+from normkit.layers.measured import Refusal
 
 UNSET_RATE = Kind(
     "update-rate-zero",
@@ -48,8 +48,8 @@ FROZEN_AT_START = Kind(
 
 def still(evidence: Evidence, known: Known) -> Iterator[Finding]:
     layers = [x for x in evidence.running() if x.own is not None and x.path not in known.spoiled]
-    yield from _unset_rate(evidence, [x for x in layers if x.micro])
-    early = [x for x in layers if _is_frozen_ubn(x) and (x.at_start or x.error >= OFF)]
+    yield from _unset_rate(evidence, [x for x in layers if x.measured.follows_learning_rate])
+    early = [x for x in layers if _is_below_threshold(x) and (x.at_start or x.error >= OFF)]
     if early:
         yield at_start(
             FROZEN_EARLY,
@@ -60,7 +60,7 @@ def still(evidence: Evidence, known: Known) -> Iterator[Finding]:
             because=", the score being below tau",
         )
     momentum = [x for x in layers if x.learns and x.momentum == 0 and x.at_start]
-    if momentum and not all(x.affine_at_start for x in momentum):
+    if momentum and not all(x.measured.affine_at_start() for x in momentum):
         yield at_start(
             MOMENTUM_ZERO,
             momentum,
@@ -87,7 +87,7 @@ def _unset_rate(evidence: Evidence, micro: list[Layer]) -> Iterator[Finding]:
     bad = [x for x in micro if not rates[x.path] > 0 and (x.at_start or x.error >= OFF)]
     if bad:
         follow = "nk.follow_learning_rate(model, optimizer)"
-        each = "[m.set_update_rate(0.01) for m in model.modules() if isinstance(m, nk.BCN)]"
+        each = f"[m.set_update_rate(0.01) for m in [{', '.join(x.code for x in bad)}]]"
         yield at_start(
             UNSET_RATE,
             bad,
@@ -98,9 +98,9 @@ def _unset_rate(evidence: Evidence, micro: list[Layer]) -> Iterator[Finding]:
         )
 
 
-def _is_frozen_ubn(layer: Layer) -> bool:
-    frozen = is_frozen(layer.norm)
-    return frozen is not None and bool(frozen)
+def _is_below_threshold(layer: Layer) -> bool:
+    threshold = layer.measured.threshold()
+    return not isinstance(threshold, Refusal) and bool(threshold[0])
 
 
 EXAMINERS = (still,)

@@ -34,7 +34,6 @@ SORTED = Kind(
 )
 MANY = 5.0
 """Standard errors above 1: a ratio of variances has a long tail."""
-INDIFFERENT = ("batch_renorm",)  # kinds that are made for small batches
 
 
 def batches(evidence: Evidence, known: Known) -> Iterator[Finding]:
@@ -69,7 +68,7 @@ def _tiny(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
     values = {
         x: x.values(x.trained)
         for x in pooling
-        if x.trained and len(x.trained.of_batches) >= BATCHES and x.site.kind not in INDIFFERENT
+        if x.trained and len(x.trained.of_batches) >= BATCHES and not x.measured.for_small_batches
     }
     assert evidence.train_data is not None
     size = evidence.train_data.batch_size or 0

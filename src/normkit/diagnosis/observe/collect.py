@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.diagnosis.activations import AfterActivation
+from normkit.core.moments import Moments
 from normkit.diagnosis.batches import HINT, each_batch, output_of
 from normkit.diagnosis.expecting import progressive
-from normkit.diagnosis.measurements import MEASURES, Measurements
-from normkit.diagnosis.summing import summed
-from normkit.diagnosis.watching import Watch
+from normkit.diagnosis.observe.activations import AfterActivation
+from normkit.diagnosis.observe.measurements import MEASURES, Measurements, Record
+from normkit.diagnosis.observe.norm_record import NormRecord
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import Site, select, survey, undisturbed
 from normkit.inspection.batches import naming
@@ -61,8 +62,39 @@ def collect(
     with undisturbed(model):
         if mode == "progressive":
             progressive(model, sites, batches, max_batches, forward, progress)
-        watches, sizes = watched(model, sites, batches, wanted, samples, max_batches, forward)
-        return summed(watches, kept, sizes, wanted, start)
+        result = Measurements([], ())
+        norms, sizes = recorded(model, sites, batches, wanted, samples, max_batches, forward)
+        for norm in norms:
+            _add(result, norm, kept[norm.site.path], wanted, start)
+        return replace(result, batch_sizes=tuple(sizes))
+
+
+def _add(
+    result: Measurements,
+    norm: NormRecord,
+    running: Moments | None,
+    wanted: frozenset[str],
+    start: Mapping[str, Tensor] | None,
+) -> None:
+    """Put what was recorded about a norm into the table."""
+    path, inputs, expected = norm.site.path, norm.channels.total, norm.expected.total
+    if inputs is None:
+        return
+    measures = norm.measures(running, start)
+    result.calls[path], result.inputs[path] = norm.calls, _cpu(inputs)
+    if running is not None and expected is not None:
+        result.running[path], result.expected[path] = _cpu(running), _cpu(expected)
+    if norm.matrix is not None:
+        result.matrices[path] = norm.matrix
+    result.channels[path] = {name: value.cpu() for name, value in measures.channels.items()}
+    numbers = measures.numbers.items()
+    result.records.extend(Record(path, name, float(v)) for name, v in numbers if name in wanted)
+    result.refused[path] = {name: why for name, why in measures.refused.items() if name in wanted}
+
+
+def _cpu(moments: Moments) -> Moments:
+    count = moments.count.cpu() if isinstance(moments.count, Tensor) else moments.count
+    return Moments(moments.mean.cpu(), moments.var.cpu(), count)
 
 
 def wanted_measures(measures: Iterable[str] | None) -> frozenset[str]:
@@ -78,17 +110,17 @@ def wanted_measures(measures: Iterable[str] | None) -> frozenset[str]:
 
 def norms_of(model: nn.Module, where: Any = None) -> tuple[Site, ...]:
     """The norms of a model that can be run, and those chosen; none at all is an error."""
-    found = survey(model)
+    surveyed = survey(model)
     refuse_lazy(model)
-    if not len(found):
+    if not len(surveyed):
         raise NothingToDo(
-            f"{found.title} has no norms, or computes them without a module, where nobody can "
+            f"{surveyed.title} has no norms, or computes them without a module, where nobody can "
             "see them. Print survey(model) to see what is found."
         )
-    return select(found, where)
+    return select(surveyed, where)
 
 
-def watched(
+def recorded(
     model: nn.Module,
     sites: tuple[Site, ...],
     batches: Iterable[Any],
@@ -96,9 +128,9 @@ def watched(
     samples: int,
     most: int | None,
     forward: Forward | None = None,
-) -> tuple[list[Watch], list[int]]:
+) -> tuple[list[NormRecord], list[int]]:
     """Run the model on all batches; what the norms got, in the order of their first call."""
-    order: dict[str, Watch] = {}
+    order: dict[str, NormRecord] = {}
     sizes: list[int] = []
     with ExitStack() as stack:  # hooks go, whatever happens
         for number, batch in enumerate(each_batch(batches, model, most, forward), 1):
@@ -118,15 +150,15 @@ def _hook(
     sites: list[Site],
     wanted: frozenset[str],
     samples: int,
-    order: dict[str, Watch],
+    order: dict[str, NormRecord],
     stack: ExitStack,
 ) -> None:
     activations = AfterActivation(model)
     for site in sites:
         act = site.act or activations.modules.get(site.followed_by or "", site.followed_by)
-        watch = Watch(site, act, wanted, samples)
+        watch = NormRecord(site, act, wanted, samples)
 
-        def before(_: nn.Module, args: Any, kwargs: Any, watch: Watch = watch) -> None:
+        def before(_: nn.Module, args: Any, kwargs: Any, watch: NormRecord = watch) -> None:
             order.setdefault(watch.site.path, watch)
             watch.before(args, kwargs)
 

@@ -22,9 +22,9 @@ MEASURES = {
     "dead": "share of channels that the activation never lets pass",
     "saturated": "share of channels that are at the bounds of the activation throughout",
     "gate_saturation": "share of gates below 0.05 or above 0.95",
-    "frozen": "1 if a ubn is a fixed map at present",
-    "frozen_share": "share of the ubn layers that are; of the model, whose path is empty",
-    "score": "running condensation score of a ubn",
+    "frozen": "1 if a layer with a threshold is a fixed map at present",
+    "frozen_share": "share of such layers that are; of the model, whose path is empty",
+    "score": "running condensation score that the threshold is compared with",
     "condensation": "mean cosine between the samples of a batch",
     "condensation_matrix": "the cosines themselves: in ``matrices``, not in the table",
     "weight_drift": "root mean square of weight − start",
@@ -45,7 +45,8 @@ class Measurements:
     """A table layer × measure × value, layers in the order in which they run.
 
     ``value("layer1.0.bn1", "esm_mean")`` is one entry, ``by_layer("dead")`` a column. Beside the
-    table: exact statistics of what each layer got, running ones, and values per channel.
+    table: exact statistics of what each layer got, running ones, and values per channel. A measure
+    that a layer has not is refused: ``why_not(path, measure)`` says why.
     """
 
     records: list[Record]
@@ -56,6 +57,7 @@ class Measurements:
     channels: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # (C,) on the CPU
     matrices: dict[str, Tensor] = field(default_factory=dict)  # cosines between samples
     calls: dict[str, int] = field(default_factory=dict)  # how often a layer ran, in all
+    refused: dict[str, dict[str, str]] = field(default_factory=dict)  # reasons by path and measure
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -68,13 +70,17 @@ class Measurements:
 
     @property
     def frozen_share(self) -> float | None:
-        """The share of ubn layers that are a fixed map at present; None without such layers."""
+        """The share of layers with a threshold that are a fixed map; None without such layers."""
         frozen = self.by_layer("frozen").values()
         return sum(frozen) / len(frozen) if frozen else None
 
     def value(self, path: str, measure: str) -> float | None:
-        """One entry; None if the measure has no meaning for the layer."""
+        """One entry; None if the measure has no meaning for the layer: see ``why_not``."""
         return self._table.get((path, measure))
+
+    def why_not(self, path: str, measure: str) -> str | None:
+        """Why a layer has no value of a measure, such as "it has no gate"; None if it has one."""
+        return self.refused.get(path, {}).get(measure)
 
     def by_layer(self, measure: str) -> dict[str, float]:
         """One measure for all layers that have it."""

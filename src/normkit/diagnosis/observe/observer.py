@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normkit.core.running import is_recomputation
-from normkit.diagnosis.collecting import norms_of
 from normkit.diagnosis.glance import Glance
-from normkit.diagnosis.measurements import MEASURES
+from normkit.diagnosis.observe.collect import norms_of
+from normkit.diagnosis.observe.measurements import MEASURES
 from normkit.diagnosis.recording import Observed, save
 from normkit.errors import OptionError, nearest
 
@@ -88,6 +88,7 @@ class Observer:
         self._hooks: list[RemovableHandle] = []
         self._glance: Glance | None = None
         self._done: list[Observed] = []
+        self._refused: dict[str, dict[str, str]] = {}  # at the last step that was measured
         self._waiting: list[tuple[int, str, str, Tensor | float]] = []  # may still be on a device
 
     def __enter__(self) -> Self:
@@ -129,6 +130,10 @@ class Observer:
         found = (r for r in self.records if r.path == path and r.measure == measure)
         return [(record.step, record.value) for record in found]
 
+    def why_not(self, path: str, measure: str) -> str | None:
+        """Why a layer has no value of a measure, such as "it has no gate"; None if it has one."""
+        return self._refused.get(path, {}).get(measure)
+
     def save(self, path: str | Path) -> None:
         """Write the records to a .csv file, or .parquet if pyarrow is installed."""
         save(self.records, path)
@@ -162,6 +167,7 @@ class Observer:
         if self._glance is not None and not is_recomputation():
             found = self._glance.numbers()
             self._waiting += [(self.step - 1, *number) for number in found]
+            self._refused = self._glance.refused
             self._end()
 
     def _end(self) -> None:
