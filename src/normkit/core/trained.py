@@ -1,18 +1,24 @@
-"""What a trained batch norm knows, read from any module that has its fields."""
+"""What a norm knows and is, in terms that every other layer understands."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normkit.errors import OptionError
+STATISTICS = "running statistics"
+# the groups of an optimizer: see conversion/param_groups.py
+DECAYED, NOT_DECAYED, SCALES = "decayed", "not_decayed", "scales"
 
 
 @dataclass(frozen=True)
 class TrainedBN:
-    """A batch norm with running statistics. Missing weight and bias read as 1 and 0."""
+    """A norm in the terms of a batch norm: a number a channel for each of its tables.
+
+    What it does not have reads as what changes nothing, and is named in ``missing``.
+    """
 
     weight: Tensor  # (C,)
     bias: Tensor  # (C,)
@@ -21,35 +27,85 @@ class TrainedBN:
     batches: Tensor  # ()
     eps: float
     momentum: float | None
-    affine: bool
     trainable: bool
     training: bool
+    missing: frozenset[str] = frozenset()  # of "weight", "bias", "momentum", STATISTICS
+    pools_samples: bool = True  # without running statistics it takes those of the batch
+    lost: tuple[str, ...] = ()  # what does not fit into these terms
 
     @property
     def channels(self) -> int:
         return self.mean.shape[0]
 
+    @property
+    def affine(self) -> bool:
+        return "weight" not in self.missing
+
+    @property
+    def tracked(self) -> bool:
+        return STATISTICS not in self.missing
+
+    def having(self, **known: Tensor | float) -> TrainedBN:
+        """With other values for fields, which are then no longer missing."""
+        words = {STATISTICS if name in ("mean", "var") else name for name in known}
+        return replace(self, **known, missing=self.missing - words)  # type: ignore[arg-type]
+
+    def losing(self, *what: str) -> TrainedBN:
+        return replace(self, lost=(*self.lost, *what))
+
     @classmethod
-    def read(cls, source: nn.Module) -> TrainedBN:
-        """From nn.BatchNorm1d/2d/3d, nn.SyncBatchNorm, frozen forms, or normkit's own BN."""
-        mean, var = (getattr(source, f"running_{what}", None) for what in ("mean", "var"))
-        if not (isinstance(mean, Tensor) and isinstance(var, Tensor)):
-            raise OptionError(
-                f"from_batch_norm expects a batch norm with running_mean and running_var, "
-                f"got {type(source).__name__} without them. "
-                "Try a module built with track_running_stats=True."
-            )
-        weight, bias = getattr(source, "weight", None), getattr(source, "bias", None)
-        batches = getattr(source, "num_batches_tracked", None)
+    def read(
+        cls, source: nn.Module, channels: int | None = None, like: Tensor | None = None
+    ) -> TrainedBN:
+        """From a module whose tables have the names of torch.nn: one of torch, timm, ours.
+
+        ``channels`` and ``like``, a tensor of the right type and device, are for a norm that has
+        no tables at all.
+        """
+        names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        kept = [_table(source, name) for name in names]
+        weight, bias, mean, var, batches = (None if t is None else t.detach() for t in kept)
+        if mean is not None and channels is not None and len(mean) != channels:
+            mean = None  # of groups, or of some channels
+        tracked = mean is not None and var is not None
+        absent = {"weight": weight is None, "bias": bias is None, STATISTICS: not tracked}
+        absent["momentum"] = not hasattr(source, "momentum")
+        anchor = next((t for t in (weight, mean, like) if t is not None), torch.empty(0))
+        if mean is None or var is None:
+            size = anchor.shape[0] if channels is None else channels
+            mean, var, batches = anchor.new_zeros(size), anchor.new_ones(size), None
+        count = torch.zeros((), dtype=torch.long, device=mean.device)
         return cls(
-            weight=torch.ones_like(mean) if weight is None else weight.detach(),
-            bias=torch.zeros_like(mean) if bias is None else bias.detach(),
-            mean=mean.detach(),
-            var=var.detach(),
-            batches=torch.zeros((), dtype=torch.long) if batches is None else batches.detach(),
-            eps=float(getattr(source, "eps", 1e-5)),
+            weight=torch.ones_like(mean) if weight is None else weight,
+            bias=torch.zeros_like(mean) if bias is None else bias,
+            mean=mean,
+            var=var,
+            batches=count if batches is None else batches,
+            eps=float(getattr(source, "eps", getattr(source, "variance_epsilon", 1e-5))),
             momentum=getattr(source, "momentum", 0.1),
-            affine=weight is not None,
-            trainable=weight is None or weight.requires_grad,
+            trainable=kept[0] is None or kept[0].requires_grad,
             training=source.training,
+            missing=frozenset(name for name, is_absent in absent.items() if is_absent),
         )
+
+
+def _table(source: nn.Module, name: str) -> Tensor | None:
+    table = getattr(source, name, None)
+    return table if isinstance(table, Tensor) else None
+
+
+class ParameterRole(NamedTuple):
+    """What part a parameter plays."""
+
+    group: str
+    """Of an optimizer: "decayed", "not_decayed" or "scales"."""
+    of_batch_norm: bool = False
+    """It means just what a batch norm's parameter of that name does, so either can be the other."""
+
+
+class FixedMap(NamedTuple):
+    """y = then(scale · x + shift): all that a layer does, whatever the input."""
+
+    scale: Tensor  # (C,), in float64 where the device has it
+    shift: Tensor  # (C,)
+    then: nn.Module | None = None  # a depthwise convolution

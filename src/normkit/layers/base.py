@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -16,11 +17,11 @@ from normkit.core.moments import Coefficients, Moments
 from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
 from normkit.core.tracing import node_of
-from normkit.core.trained import TrainedBN
+from normkit.core.trained import DECAYED, NOT_DECAYED, SCALES, FixedMap, ParameterRole, TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import fused, normalize
-from normkit.errors import DeviceError, DtypeError, ShapeError
+from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 from normkit.layers.measured import Measured
 
 
@@ -31,6 +32,7 @@ class Normalizer(Configured, Measured):
     """
 
     card: ClassVar[Card]
+    beyond_batch_norm: ClassVar[tuple[str, ...]] = ()  # parts that no batch norm has
     weight: Tensor | None
     bias: Tensor | None
 
@@ -81,16 +83,71 @@ class Normalizer(Configured, Measured):
     def check_size(self, x: Tensor) -> None:
         """Refuse sizes for which the statistics do not exist."""
 
-    def start_from(self, bn: TrainedBN) -> None:
-        """Take over what a trained batch norm has learned."""
-        if self.weight is not None and self.bias is not None:
-            self.weight.copy_(bn.weight)
-            self.bias.copy_(bn.bias)
+    # ---------------------------------------------------------------- from and to a batch norm
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         """Options with which the layer comes closest to a batch norm, beside those asked for."""
         return {"eps": bn.eps, "affine": bn.affine}
+
+    def affine_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
+        """Scale and shift of a batch norm, in the form of this layer's weight and bias."""
+        return bn.weight, bn.bias
+
+    def start_from(self, bn: TrainedBN) -> dict[str, str]:
+        """Take over what a trained batch norm has learned.
+
+        Returns which tensors now hold something of it, and what: plans say just that.
+        """
+        taken = {}
+        if self.weight is not None and self.bias is not None:
+            for name, value in zip(("weight", "bias"), self.affine_from(bn), strict=True):
+                getattr(self, name).copy_(value)
+                taken[name] = name
+        return taken
+
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        """The batch norm that this layer is or comes closest to, and what that leaves out.
+
+        ``like`` tells type and device for a layer without tensors.
+        """
+        return TrainedBN.read(self, self.channels, like).losing(*self.beyond_batch_norm)
+
+    # ---------------------------------------------------------------- what conversions ask
+
+    def parameter_role(self, name: str) -> ParameterRole:
+        """What part a parameter of this layer plays for an optimizer and for a conversion."""
+        if name != "weight":
+            return ParameterRole(NOT_DECAYED, name == "bias")
+        assert self.weight is not None
+        kernel = self.weight.dim() > 1  # to be trained as that of a convolution
+        return ParameterRole(DECAYED) if kernel else ParameterRole(SCALES, True)
+
+    def varies(self) -> str:
+        """Why the map is not the same for every input; empty if it is."""
+        if self.training and not self.card.same_in_eval:
+            return "it is in training mode: try model.eval()"
+        return "its map depends on the input" if self.uses_moments() else ""
+
+    def fixed_map(self, axes: int | None = None) -> FixedMap | str:
+        """All that the layer does, if that is the same for every input; else why there is none.
+
+        ``axes`` is the number of axes of the input, None if not known.
+        """
+        if reason := self.varies():
+            return reason
+        if not self.card.family:
+            return "it has no scale and shift that would be all it does"
+        return FixedMap(*self._fixed_tables())
+
+    @torch.no_grad()
+    def _fixed_tables(self) -> tuple[Tensor, Tensor]:
+        layer = copy.deepcopy(self)
+        mine = self._anchor()
+        if mine is None or mine.device.type != "mps":  # which has no float64
+            layer = layer.double()
+        scale, shift = layer.coefficients(None)
+        return scale[0], shift[0]
 
     def pools_samples(self) -> bool:
         return self.card.pools_samples
@@ -117,7 +174,18 @@ class Normalizer(Configured, Measured):
         Exactly equal in eval mode if the card says ``exact_from_bn``; otherwise γ, β and the
         running statistics are carried where they have a meaning, as the class documents.
         """
-        bn = TrainedBN.read(source)
+        bn = source.as_batch_norm() if isinstance(source, Normalizer) else TrainedBN.read(source)
+        if not bn.tracked:
+            raise OptionError(
+                f"from_batch_norm expects a batch norm with running_mean and running_var, "
+                f"got {type(source).__name__} without them. "
+                "Try a module built with track_running_stats=True."
+            )
+        return cls.from_trained(bn, **options)[0]
+
+    @classmethod
+    def from_trained(cls, bn: TrainedBN, **options: Any) -> tuple[Self, dict[str, str]]:
+        """The layer, and what it has taken over: see ``start_from``."""
         layer = cls(
             bn.channels,
             **{**cls.options_from(bn, options), **options},
@@ -125,10 +193,10 @@ class Normalizer(Configured, Measured):
             dtype=bn.weight.dtype,
         )
         with torch.no_grad():
-            layer.start_from(bn)
+            taken = layer.start_from(bn)
         if not bn.trainable:
             layer.requires_grad_(False)
-        return layer.train(bn.training)
+        return layer.train(bn.training), taken
 
     # ---------------------------------------------------------------- shared machinery
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments, spread
 from normkit.core.running import all_finite, blend, is_recomputation
-from normkit.core.trained import TrainedBN
+from normkit.core.trained import STATISTICS, TrainedBN
 from normkit.errors import NonFiniteWarning, OptionError, ShapeError
 from normkit.layers.base import Normalizer
 from normkit.layers.measured import Refusal
@@ -249,8 +250,21 @@ class BatchNormalizer(Normalizer):
             getattr(self, self.second_buffer).fill_(self.second_start)
             self.num_batches_tracked.zero_()
 
-    def start_from(self, bn: TrainedBN) -> None:
-        super().start_from(bn)
+    @classmethod
+    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        options = super().options_from(bn, asked)
+        if "momentum" not in bn.missing:  # or the layer's own, which some want slower
+            options["momentum"] = bn.momentum
+        if bn.pools_samples and not bn.tracked:  # or eval mode would use statistics of nothing
+            options["track_running_stats"] = False
+        return options
+
+    def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
+        """The running statistics of a trained batch norm, in the form this layer keeps."""
+        return bn.mean, bn.var
+
+    def start_from(self, bn: TrainedBN) -> dict[str, str]:
+        taken = super().start_from(bn)
         mean, second = self.statistics_from(bn)
         for name, value in (
             ("running_mean", mean),
@@ -260,14 +274,23 @@ class BatchNormalizer(Normalizer):
             buffer = getattr(self, name)
             if buffer is not None:
                 buffer.copy_(value)
+                taken[name] = STATISTICS
+        return taken
 
-    def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
-        """The running statistics of a trained batch norm, in the form this layer keeps."""
-        return bn.mean, bn.var
+    def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and variance of each channel, from what the layer keeps; None if it keeps none."""
+        if self.running_mean is None or self.running_var is None:
+            return None
+        return self.running_mean, self.running_var
 
-    @classmethod
-    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
-        return {**super().options_from(bn, asked), "momentum": bn.momentum}
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        bn = replace(super().as_batch_norm(like), pools_samples=True)
+        statistics = self.channel_statistics()
+        if statistics is None:
+            return bn
+        mean, var = (table.detach() for table in statistics)
+        assert self.num_batches_tracked is not None
+        return bn.having(mean=mean, var=var, batches=self.num_batches_tracked)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any

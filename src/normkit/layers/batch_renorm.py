@@ -162,3 +162,7 @@ class BatchRenorm(BatchNormalizer):
 
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         return bn.mean, torch.sqrt(bn.var + self.eps)
+
+    def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
+        assert self.running_mean is not None and self.running_std is not None
+        return self.running_mean, self.running_std.square() - self.eps

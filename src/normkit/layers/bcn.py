@@ -14,7 +14,7 @@ from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.running import all_finite, is_recomputation
-from normkit.core.trained import TrainedBN
+from normkit.core.trained import SCALES, ParameterRole, TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.gn import group_standardizing
@@ -68,6 +68,7 @@ class BCN(BatchNormalizer):
         paper="Qiao et al. 2019 (ws-bcn)",
         pools_samples=True,
     )
+    beyond_batch_norm = ("group norm after it",)
     rate: Tensor
     pending_mean: Tensor
     pending_square: Tensor
@@ -205,6 +206,11 @@ class BCN(BatchNormalizer):
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         found = super().options_from(bn, asked)
         return {k: v for k, v in found.items() if not (asked.get("micro") and k in NOT_MICRO)}
+
+    def parameter_role(self, name: str) -> ParameterRole:
+        if name == "group_weight":  # the second scale
+            return ParameterRole(SCALES)
+        return super().parameter_role(name)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -185,6 +185,33 @@ class BGN(BatchNormalizer):
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         return {**super().options_from(bn, asked), "groups": bn.channels}
 
+    def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
+        kept = super().channel_statistics()
+        if kept is None or self.groups == self.channels:
+            return kept
+        mean, var = kept
+        if self.channels % self.groups == 0:
+            wide = self.channels // self.groups
+            return mean.repeat_interleave(wide), var.repeat_interleave(wide)
+        if self.groups % self.channels:
+            return None
+        strips = mean.reshape(self.channels, -1)
+        within = var.reshape(self.channels, -1).mean(1)
+        return strips.mean(1), within + strips.var(1, correction=0)
+
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        bn = super().as_batch_norm(like)
+        if self.running_mean is None or self.channels % self.groups == 0:
+            return bn
+        if bn.tracked:
+            return bn.losing("statistics by position")
+        return bn.losing("statistics of uneven groups")
+
+    def varies(self) -> str:
+        if self.channels % self.groups and not self.uses_moments():
+            return "its groups cut channels, so the map depends on the position"
+        return super().varies()
+
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         channels = Moments(bn.mean[None], bn.var[None], 1)
         if self.channels % self.groups == 0:

@@ -9,6 +9,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.measured import Refusal
 
@@ -73,12 +74,23 @@ class BN(BatchNormalizer):
             return standardized.then(self.weight, self.bias)
         return standardized.then(self.inner_weight, self.bias).then(self.weight, None)
 
+    def affine_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
+        if self.form == "standard":
+            return bn.weight, bn.bias
+        # weight · (x̂ + bias / weight); where the weight is zero the bias cannot be carried
+        return bn.weight, (bn.bias / bn.weight).nan_to_num(0.0, 0.0, 0.0)
+
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        bn = super().as_batch_norm(like)
+        if self.form == "standard" or not bn.affine:
+            return bn
+        inner = 1.0 if self.inner_weight is None else self.inner_weight.detach()
+        return bn.having(weight=bn.weight * inner, bias=bn.weight * bn.bias)
+
+    def parameter_role(self, name: str) -> ParameterRole:
+        role = super().parameter_role(name)
+        return role if self.form == "standard" else role._replace(of_batch_norm=False)
+
     def gamma(self) -> Tensor | Refusal | None:
         inner = self.inner_weight
         return self.weight if inner is None or self.weight is None else self.weight * inner
-
-    def start_from(self, bn: Any) -> None:
-        super().start_from(bn)
-        if self.form != "standard" and self.weight is not None and self.bias is not None:
-            # weight · (x̂ + bias / weight); where the weight is zero the bias cannot be carried
-            self.bias.div_(self.weight).nan_to_num_(0.0, 0.0, 0.0)

@@ -12,7 +12,7 @@ from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.trained import TrainedBN
+from normkit.core.trained import FixedMap, TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.special import normalized_depthwise
@@ -108,15 +108,33 @@ class BNET(BatchNormalizer):
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         return {**super().options_from(bn, asked), "init": "dirac"}
 
-    def start_from(self, bn: TrainedBN) -> None:
-        if self.weight is not None and self.bias is not None:
-            kernel = torch.zeros_like(self.weight)
-            centre(kernel).copy_(bn.weight)
-            self.weight.copy_(kernel)
-            self.bias.copy_(bn.bias)
-        weight, self.weight = self.weight, None
-        super().start_from(bn)
-        self.weight = weight
+    def affine_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
+        assert self.weight is not None
+        return around_centre(bn.weight, self.weight), bn.bias
+
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        bn = super().as_batch_norm(like)
+        if not bn.affine:
+            return bn
+        taps = ("kernel but for its centre",) if self.kernel_size > 1 else ()
+        return bn.having(weight=centre(bn.weight)).losing(*taps)
+
+    def fixed_map(self, axes: int | None = None) -> FixedMap | str:
+        if reason := self.varies():
+            return reason
+        scale, shift = self._fixed_tables()
+        if self.weight is None or self.bias is None:
+            return FixedMap(scale, shift)
+        if axes == 2 or self.kernel_size == 1:  # only the centre tap acts
+            weight, bias = (t.detach().to(scale) for t in (centre(self.weight), self.bias))
+            return FixedMap(weight * scale, weight * shift + bias)
+        kind: Any = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[self.dims]
+        many, size = self.channels, self.kernel_size
+        like = {"device": self.weight.device, "dtype": self.weight.dtype}
+        then = kind(many, many, size, padding=size // 2, groups=many, **like)
+        for name, old in (("weight", self.weight), ("bias", self.bias)):
+            setattr(then, name, nn.Parameter(old.detach(), old.requires_grad))
+        return FixedMap(scale, shift, then.train(self.training))
 
     def affine_at_start(self) -> bool:
         if self.init == "torch":
@@ -148,6 +166,13 @@ def centre(kernel: Tensor) -> Tensor:
     for size in kernel.shape[2:]:
         kernel = kernel.select(2, size // 2)
     return kernel[:, 0]
+
+
+def around_centre(taps: Tensor, like: Tensor) -> Tensor:
+    """Kernels of the shape of ``like`` that are zero but for these centre taps (C,)."""
+    kernel = torch.zeros_like(like)
+    centre(kernel).copy_(taps)
+    return kernel
 
 
 def is_drawn(kernel: Tensor | None, bias: Tensor | None) -> bool:

@@ -56,6 +56,7 @@ class DN(BatchNormalizer):
         experimental=True,
     )
     withheld = frozenset({"virtual_batch"})
+    beyond_batch_norm = ("links",)
     batch_gates: Tensor | None
     channel_gates: Tensor | None
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.trained import TrainedBN
+from normkit.core.trained import STATISTICS, TrainedBN
+from normkit.errors import OptionError
 from normkit.layers.base import Normalizer
 from normkit.layers.measured import Refusal
 
@@ -73,12 +74,15 @@ class FrozenBN(Normalizer):
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
+        if not bn.tracked:
+            raise OptionError("it keeps no running statistics that could be frozen")
         return {"eps": bn.eps}
 
-    def start_from(self, bn: TrainedBN) -> None:
-        super().start_from(bn)
+    def start_from(self, bn: TrainedBN) -> dict[str, str]:
+        taken = super().start_from(bn)
         self.running_mean.copy_(bn.mean)
         self.running_var.copy_(bn.var)
+        return {**taken, "running_mean": STATISTICS, "running_var": STATISTICS}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # a batch norm's counter has no meaning here

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normkit.core.fusion import Fusion, Gate
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.trained import TrainedBN
+from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.measured import Refusal
 
@@ -57,10 +57,19 @@ class Gated(BatchNormalizer):
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         return {**super().options_from(bn, asked), "affine": True}  # the weight undoes the gate
 
-    def start_from(self, bn: TrainedBN) -> None:
-        super().start_from(bn)
-        if self.weight is not None:
-            self.weight.div_(torch.sigmoid(self.gate_bias))
+    def affine_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
+        return bn.weight / torch.sigmoid(self.gate_bias), bn.bias
+
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        bn = super().as_batch_norm(like)
+        bn = bn.losing("gate", *["centering"] * (getattr(self, "center_weight", None) is not None))
+        if not bn.affine:
+            return bn
+        return bn.having(weight=bn.weight * torch.sigmoid(self.gate_bias.detach()))
+
+    def parameter_role(self, name: str) -> ParameterRole:
+        role = super().parameter_role(name)
+        return role._replace(of_batch_norm=False) if name == "weight" else role
 
     # ---------------------------------------------------------------- for diagnosis
 

@@ -118,6 +118,12 @@ class GBGN(BatchNormalizer):
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         return bn.mean, bn.var + bn.mean.square()
 
+    def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
+        if self.running_mean is None:
+            return None
+        wide, groups = self.channels // self.groups, self.population(None)
+        return groups.mean[0].repeat_interleave(wide), groups.var[0].repeat_interleave(wide)
+
     # ---------------------------------------------------------------- for diagnosis
 
     def channel_groups(self, moments: Moments) -> tuple[Moments, int] | Refusal:

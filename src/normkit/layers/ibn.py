@@ -80,6 +80,18 @@ class IBN(BatchNormalizer):
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         return bn.mean[self.split :], bn.var[self.split :]
 
+    def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
+        kept = super().channel_statistics()
+        if kept is None or self.split == 0:
+            return kept
+        mean, var = kept
+        own = mean.new_zeros(self.split), var.new_ones(self.split)
+        return torch.cat([own[0], mean]), torch.cat([own[1], var])
+
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        bn = super().as_batch_norm(like)
+        return bn.losing("instance part") if bn.tracked and self.split else bn
+
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
         mean, var, k = table.mean, table.var, self.split
         own = Moments(mean[:, :k], var[:, :k], table.count).standardizing(self.eps)

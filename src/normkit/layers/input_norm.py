@@ -11,12 +11,13 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.trained import TrainedBN
+from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.bn import BN
 from normkit.layers.measured import Refusal
 
 HALF_RANGE = 128 / 255  # (x − 128) / 128 for pixels that have been divided by 255
+TINY = 1e-12  # torch refuses an eps of zero
 
 
 class InputNorm(BN):
@@ -101,6 +102,16 @@ class InputNorm(BN):
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         return super().options_from(bn, asked) if asked.get("mode", "bn") == "bn" else {}
+
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        bn = super().as_batch_norm(like)
+        if self.given_mean is None or self.given_std is None:
+            return bn
+        return bn.having(mean=self.given_mean, var=self.given_std.square(), eps=TINY)
+
+    def parameter_role(self, name: str) -> ParameterRole:
+        role = super().parameter_role(name)
+        return role._replace(of_batch_norm=False) if name == "bias" else role  # it is not trained
 
     def uses_moments(self) -> bool:
         return self.mode == "bn" and super().uses_moments()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.measured import Refusal
@@ -77,6 +78,13 @@ class ShiftedBN(BatchNormalizer):
         standardized = self.statistics(moments).standardizing(self.eps)
         targets = self.target_std.clone(), self.target_mean  # a copy: autograd keeps the factor
         return standardized.then(*targets).then(self.weight, self.bias)
+
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        bn = super().as_batch_norm(like)
+        if self.mean_spread == self.std_spread == 0:
+            return bn
+        weight, bias = bn.weight * self.target_std, bn.weight * self.target_mean + bn.bias
+        return bn.having(weight=weight.to(bn.weight.dtype), bias=bias.to(bn.weight.dtype))
 
     def gamma(self) -> Tensor | Refusal | None:
         return self.target_std if self.weight is None else self.weight * self.target_std

@@ -12,7 +12,7 @@ from normkit.core.fusion import Fusion, Mix
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.precision import statistics_dtype
-from normkit.core.trained import TrainedBN
+from normkit.core.trained import DECAYED, ParameterRole, TrainedBN
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer, over_runs
 from normkit.layers.measured import MIXTURE, Refusal
@@ -51,6 +51,7 @@ class SN(BatchNormalizer):
         name="sn", title="Switchable Normalization", paper="Luo et al. 2019", pools_samples=True
     )
     withheld = frozenset({"running_var_correction", "on_single"})
+    beyond_batch_norm = ("mixture",)
     mean_weight: Tensor
     var_weight: Tensor
     bn_start = 5.0  # softmax([0, 0, 5]) is 0.987 for the batch part and still trains
@@ -142,12 +143,18 @@ class SN(BatchNormalizer):
         found = super().options_from(bn, asked)
         return found if asked.get("use_bn", True) else {k: found[k] for k in ("eps", "affine")}
 
-    def start_from(self, bn: TrainedBN) -> None:
-        super().start_from(bn)
+    def start_from(self, bn: TrainedBN) -> dict[str, str]:
+        taken = super().start_from(bn)
         if self.use_bn:
             start = self.mean_weight.new_tensor([0.0, 0.0, self.bn_start])
             self.mean_weight.copy_(start)
             self.var_weight.copy_(start)
+        return taken
+
+    def parameter_role(self, name: str) -> ParameterRole:
+        if name in ("mean_weight", "var_weight"):
+            return ParameterRole(DECAYED)  # as by the authors: towards an equal mixture
+        return super().parameter_role(name)
 
     # ---------------------------------------------------------------- for diagnosis
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from normkit.core.card import Card
 from normkit.core.fusion import Condensation, Fusion, Gate
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.running import is_recomputation
-from normkit.core.trained import TrainedBN
+from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
@@ -19,7 +20,15 @@ from normkit.engine.special import normalized_depthwise
 from normkit.engine.torch.operations import condensation_score, depthwise
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer, over_runs
-from normkit.layers.bnet import KERNEL_STARTS, centre, check_dims, is_drawn, odd, start_kernel
+from normkit.layers.bnet import (
+    KERNEL_STARTS,
+    around_centre,
+    centre,
+    check_dims,
+    is_drawn,
+    odd,
+    start_kernel,
+)
 from normkit.layers.gated import centered
 from normkit.layers.gated import gate as gate_of
 from normkit.layers.measured import Refusal
@@ -321,15 +330,29 @@ class UBN(BatchNormalizer):
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         return {**super().options_from(bn, asked), "affine": True, "affine_init": "dirac"}
 
-    def start_from(self, bn: TrainedBN) -> None:
+    def affine_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
+        assert self.weight is not None
         s = 1.0 if self.gate_bias is None else torch.sigmoid(self.gate_bias)
-        weight, bias = self.weight, self.bias
-        if weight is not None and bias is not None:
-            (centre(weight.zero_()) if self._convolves else weight).copy_(bn.weight / s)
-            bias.copy_(bn.bias / s if self.reading["gate"] == "after" else bn.bias)
-        self.weight = self.bias = None
-        super().start_from(bn)
-        self.weight, self.bias = weight, bias
+        weight = bn.weight / s
+        bias = bn.bias / s if self.reading["gate"] == "after" else bn.bias
+        return around_centre(weight, self.weight) if self._convolves else weight, bias
+
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        bn = super().as_batch_norm(like).losing("score")
+        weight, bias, lost = bn.weight, bn.bias, []
+        if self._convolves:
+            weight = centre(weight)
+            lost.append("kernel but for its centre")
+        if self.gate_bias is not None and bn.affine:
+            s = torch.sigmoid(self.gate_bias.detach())
+            weight, bias = weight * s, bias * s if self.reading["gate"] == "after" else bias
+            lost.append("gate")
+        if self.center_weight is not None:
+            lost.append("centering")
+        return replace(bn, weight=weight, bias=bias).losing(*lost)
+
+    def parameter_role(self, name: str) -> ParameterRole:
+        return super().parameter_role(name)._replace(of_batch_norm=False)  # the gate scales both
 
     # ---------------------------------------------------------------- for diagnosis
 

@@ -13,6 +13,7 @@ from normkit.core.card import Card
 from normkit.core.messages import title
 from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
+from normkit.core.trained import NOT_DECAYED, SCALES, ParameterRole
 from normkit.errors import DeviceError, DtypeError, NothingToDo, OptionError, ShapeError
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -53,6 +54,10 @@ class WeightNormalizer(Configured):
     def undefined(self, weight: Tensor) -> Tensor | None:
         """For which output channels the formula has no value, (O,), or None where it always has."""
         return None
+
+    def parameter_role(self, name: str) -> ParameterRole:
+        """What part a parameter of this module plays for an optimizer."""
+        return ParameterRole(SCALES if name == "weight" else NOT_DECAYED)
 
     # ---------------------------------------------------------------- what torch calls
 
