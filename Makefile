@@ -22,7 +22,7 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(READY) ## time every layer on this machine
-	$(BIN)/python -m normkit.bench
+	$(BIN)/python -m benchmarks
 
 zoo: $(READY) ## convert a sample of timm's and all of torchvision's models (about three minutes)
 	$(BIN)/python -m tools.zoo --sample 60 --in-turn

@@ -29,14 +29,14 @@ ORDER = (
     {"integrations"},
     {"models"},
     {"lab"},
-    {"bench", "checkpoints"},
+    {"checkpoints", "timing"},
     {"commands"},
     {"cli"},
     {"__main__"},
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 COMMAND_LINE = {"models", "checkpoints", "commands", "cli", "__main__"}
-WITH_EXTRAS = {"integrations", "lab", "bench", *COMMAND_LINE}
+WITH_EXTRAS = {"integrations", "lab", *COMMAND_LINE}
 VAGUE = {"utils", "util", "helpers", "helper", "misc", "common"}
 
 

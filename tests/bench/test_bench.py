@@ -14,17 +14,20 @@ import torch
 from torch import Tensor, nn
 
 import normkit
-from normkit.bench import contest, measure, report, straightforward
-from normkit.bench.__main__ import main
-from normkit.bench.arguments import COMPILED_BY_DEFAULT, parse
-from normkit.bench.records import BASELINE, Cell, Row, Run, Setting, Table
+from benchmarks import layers, report, step_cost, straightforward
+from benchmarks.__main__ import COMPILED_BY_DEFAULT, main, parse
+from benchmarks.layers import BASELINE, BenchmarkRun, LayerRow, LayerTable, StepCost
+from normkit import timing
+from normkit.timing import InputSpec
 
+ROOT = Path(__file__).parents[2]
 TINY = ["--shape", "4x8x4x4", "--repeats", "1", "--format", "contiguous"]
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "normkit.bench", *arguments],
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -35,7 +38,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 @pytest.fixture(autouse=True)
 def _malloc_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     # the command tunes malloc for its own process; this one is the test run's
-    monkeypatch.setattr(measure, "keep_memory", lambda: False)
+    monkeypatch.setattr(timing, "keep_memory", lambda: False)
 
 
 def test_command_measures_and_writes(tmp_path: Path) -> None:
@@ -68,7 +71,7 @@ def test_command_measures_and_writes(tmp_path: Path) -> None:
         gpu_only = ("replay_seconds", "peak_bytes", "kernels", "floor_seconds")
         assert [result[field] for field in gpu_only] == [None] * 4
     table = to_markdown.read_text(encoding="utf-8")
-    assert table.count("| bn | ") == 8  # time and memory, for each setting
+    assert table.count("| bn | ") == 8  # time and memory, for each spec
     assert "4x8x4x4 · channels_last · float32" in table
 
 
@@ -122,7 +125,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert stop.value.code == 0
     said = capsys.readouterr().out
-    assert said.count("python -m normkit.bench ") >= 4
+    assert said.count("python -m benchmarks ") >= 4
     assert all(name in said for name in COMPILED_BY_DEFAULT)
 
 
@@ -173,15 +176,15 @@ class Kept(nn.Module):
 
 def test_saved_bytes_count_each_storage_once() -> None:
     x = torch.randn(4, 8, 4, 4, requires_grad=True)
-    assert measure.saved_bytes(nn.Identity(), x) == 0
-    assert measure.saved_bytes(Kept(), x) == 2 * x.nbytes  # y and y², not the weight
-    assert measure.saved_bytes(nn.BatchNorm2d(8), x) == x.nbytes + 2 * 8 * 4  # x, mean, 1/std
+    assert step_cost.saved_bytes(nn.Identity(), x) == 0
+    assert step_cost.saved_bytes(Kept(), x) == 2 * x.nbytes  # y and y², not the weight
+    assert step_cost.saved_bytes(nn.BatchNorm2d(8), x) == x.nbytes + 2 * 8 * 4  # x, mean, 1/std
 
 
 def test_counting_saved_bytes_leaves_no_graph_behind() -> None:
     # it once did, and the nodes left on another stream broke the capture of CUDA graphs
     x = torch.randn(4, 8, 4, 4, requires_grad=True)
-    measure.saved_bytes(Kept(), x)
+    step_cost.saved_bytes(Kept(), x)
     node = torch.autograd.graph.get_gradient_edge(x).node
     node.metadata["seen"] = True
     del node  # now only a graph could keep it
@@ -191,34 +194,34 @@ def test_counting_saved_bytes_leaves_no_graph_behind() -> None:
 def test_contestants_take_turns() -> None:
     seen: list[str] = []
     steps = [lambda: seen.append("a"), lambda: seen.append("b")]
-    times = measure.seconds(steps, repeats=3, device=torch.device("cpu"))
+    times = timing.seconds(steps, repeats=3, device=torch.device("cpu"))
     assert len(times) == 2
     assert re.fullmatch("a+b+a+b+(a+b+){3}", "".join(seen))
 
 
 def test_a_step_reaches_the_input_and_every_trained_parameter() -> None:
-    setting = Setting((4, 8, 4, 4), "channels_last", torch.float32, torch.device("cpu"))
-    row = contest.row("input_norm", setting, 1, None)  # its bias is not trained
+    spec = InputSpec((4, 8, 4, 4), "channels_last", torch.float32, torch.device("cpu"))
+    row = layers.measure("input_norm", spec, 1, None)  # its bias is not trained
     assert set(row.cells) == {"normkit", BASELINE, "nn.GroupNorm(8)", "straightforward"}
-    layer = contest.make("input_norm", setting)
+    layer = layers.make("input_norm", spec)
     x, dy = torch.randn(2, 4, 8, 4, 4).requires_grad_().unbind()
-    y, dx, dweight = measure.training_step(layer, x, dy)()
+    y, dx, dweight = timing.training_step(layer, x, dy)()
     assert (y.shape, dx.shape, dweight.shape) == (x.shape, x.shape, (8,))
 
 
 def test_summary_names_the_layers_above_the_limit() -> None:
-    setting = Setting((4, 8, 4, 4), "contiguous", torch.float32, torch.device("cpu"))
+    spec = InputSpec((4, 8, 4, 4), "contiguous", torch.float32, torch.device("cpu"))
     cells = {
-        name: {"normkit": Cell(taken, 1.0), BASELINE: Cell(1.0, 1.0)}
+        name: {"normkit": StepCost(taken, 1.0), BASELINE: StepCost(1.0, 1.0)}
         for name, taken in (("quick", 1.4), ("slow", 1.6), ("outside", 9.0))
     }
     rows = [
-        Row("quick", True, cells["quick"]),
-        Row("slow", True, cells["slow"]),
-        Row("outside", False, cells["outside"]),
-        Row("refused", True, note="not measured"),
+        LayerRow("quick", True, cells["quick"]),
+        LayerRow("slow", True, cells["slow"]),
+        LayerRow("outside", False, cells["outside"]),
+        LayerRow("refused", True, note="not measured"),
     ]
-    run = Run({"torch": "2"}, [Table(setting, rows)])
+    run = BenchmarkRun({"torch": "2"}, [LayerTable(spec, rows)])
     assert run.summary() == (
         "1 of 2 family layers are within 1.5x of nn.BatchNorm2d in every setting. "
         "Above: slow 1.60x."

@@ -1,6 +1,6 @@
 """How a run is computed on a device: recorded or not, how many side by side, how exactly.
 
-The only place where this is decided; ``python -m normkit.bench.lab`` measures what it rests on.
+The only place where this is decided; ``python -m benchmarks.training_loop`` measures its reasons.
 """
 
 from __future__ import annotations

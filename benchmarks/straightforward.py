@@ -8,40 +8,23 @@ they cost is what the engine saves, and where they disagree one of the two is wr
 from __future__ import annotations
 
 from collections.abc import Callable
+from keyword import iskeyword
 
 import torch
 from torch import Tensor, nn
 
-from normkit.bench import mixtures, of_the_batch, of_the_sample
-from normkit.bench.pieces import State
+import normkit
+from benchmarks import formulas
+from benchmarks.formulas import State
 from normkit.errors import OptionError
 from normkit.layers.base import Normalizer
 
 Formula = Callable[[State, Tensor], Tensor]
 
 FORMULAS: dict[str, Formula] = {
-    "bn": of_the_batch.bn,
-    "input_norm": of_the_batch.bn,
-    "frozen_bn": of_the_batch.frozen_bn,
-    "ghost_bn": of_the_batch.ghost_bn,
-    "batch_renorm": of_the_batch.batch_renorm,
-    "shifted_bn": of_the_batch.shifted_bn,
-    "rbn": of_the_batch.rbn,
-    "iebn": of_the_batch.iebn,
-    "bnet": of_the_batch.bnet,
-    "ubn": of_the_batch.ubn,
-    "gn": of_the_sample.gn,
-    "ln": of_the_sample.ln,
-    "in": of_the_sample.instance,
-    "pn": of_the_sample.pn,
-    "gw": of_the_sample.gw,
-    "ibn": mixtures.ibn,
-    "sn": mixtures.sn,
-    "ssn": mixtures.ssn,
-    "dn": mixtures.dn,
-    "bgn": mixtures.bgn,
-    "gbgn": mixtures.gbgn,
-    "bcn": mixtures.bcn,
+    name: formula
+    for name in normkit.names("activation")
+    if (formula := getattr(formulas, f"{name}_" if iskeyword(name) else name, None)) is not None
 }
 
 # attributes of a layer that a formula reads, or that change nothing it computes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normkit.bench import lab
+from benchmarks import training_loop as lab
 
 TINY = ["--device", "cpu", "--data", "synthetic:1x8x8x3x40", "--model", "native:small_cnn"]
 TINY += ["--stem", "own", "--crop", "1", "--epochs", "1", "--batch", "16"]

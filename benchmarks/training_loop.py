@@ -1,7 +1,8 @@
 """Seconds an epoch: a bare loop, the lab's, the lab's with recorded steps, and several at once.
 
-    python -m normkit.bench.lab --device cuda --data cifar10
-    python -m normkit.bench.lab --data synthetic:1x8x8x10x1437 --model native:small_cnn --stem own
+    python -m benchmarks.training_loop --device cuda --data cifar10
+    python -m benchmarks.training_loop --data synthetic:1x8x8x10x1437 --model native:small_cnn
+    python -m benchmarks.training_loop --device cuda --model torchvision:resnet18 --stem cifar
 
 What it measures decides ``normkit.lab.train.choosing``.
 """
@@ -41,7 +42,7 @@ Epoch = Callable[[int], None]  # trains the epoch of that number
 
 
 @dataclass(frozen=True)
-class Row:
+class EpochTime:
     """One way to train with one normalizer. None: not possible here."""
 
     norm: str
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{said['device']}, torch {said['torch']}, {len(sets.train)} images, {asked.model}")
     print(f"chosen here: {'recorded' if recorded else why_not}, {rule} side by side\n")
     print(f"{'norm':<8} {'way':<14} {'runs':>4} {'s/epoch/run':>12} {'against bare':>13}")
-    rows: list[Row] = []
+    rows: list[EpochTime] = []
     for row in measured(asked, sets, device):
         rows.append(row)
         print(_line(row, rows), flush=True)
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measured(asked: argparse.Namespace, sets: Any, device: torch.device) -> Iterator[Row]:
+def measured(asked: argparse.Namespace, sets: Any, device: torch.device) -> Iterator[EpochTime]:
     """One row after the other. The bare loop and the lab's take turns: their ratio matters."""
     for norm in asked.norms.split(","):
         setting = _setting(asked, norm)
@@ -96,15 +97,15 @@ def measured(asked: argparse.Namespace, sets: Any, device: torch.device) -> Iter
             elif many > 1:
                 yield from _rows(norm, [(DIRECT, many)], ways(lab(many, None)))
             else:
-                yield Row(norm, RECORDED, 1, None, "only on a GPU")
+                yield EpochTime(norm, RECORDED, 1, None, "only on a GPU")
 
 
-def _rows(norm: str, ways: list[tuple[str, int]], found: list[float] | str) -> Iterator[Row]:
+def _rows(norm: str, ways: list[tuple[str, int]], found: list[float] | str) -> Iterator[EpochTime]:
     for i, (way, many) in enumerate(ways):
         if isinstance(found, str):
-            yield Row(norm, way, many, None, found)
+            yield EpochTime(norm, way, many, None, found)
         else:
-            yield Row(norm, way, many, found[i] / many)
+            yield EpochTime(norm, way, many, found[i] / many)
 
 
 def timed(
@@ -186,7 +187,7 @@ def _setting(asked: argparse.Namespace, norm: str) -> Setting:
     )
 
 
-def _line(row: Row, rows: list[Row]) -> str:
+def _line(row: EpochTime, rows: list[EpochTime]) -> str:
     if row.seconds is None:
         return f"{row.norm:<8} {row.way:<14} {row.runs:>4} {row.note:>12}"
     bare = next((r.seconds for r in rows if (r.norm, r.way) == (row.norm, BARE)), None)
@@ -205,7 +206,7 @@ def _plain(asked: argparse.Namespace) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m normkit.bench.lab",
+        prog="python -m benchmarks.training_loop",
         description=(__doc__ or "").partition("\n")[0],
         epilog="a norm called torch is the model as its library builds it",
     )
@@ -213,8 +214,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--data", default="synthetic:3x32x32x10x50000", help="a data set (default: %(default)s)")
     add("--path", help="where its files are; else NORMKIT_DATA")
-    add("--model", default="torchvision:resnet18", help="default: %(default)s")
-    add("--stem", default="cifar", choices=("own", "cifar"))
+    add("--model", default="native:resnet20", help="default: %(default)s")
+    add("--stem", default="own", choices=("own", "cifar"))
     add("--norms", default=f"{TORCH},bn,gn,ubn", help="default: %(default)s")
     add("--batch", type=int, default=128)
     add("--worker-batch", type=int, metavar="K", help="statistics of runs of K samples")

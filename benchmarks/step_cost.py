@@ -1,83 +1,15 @@
-"""Time, memory and kernels of a training step."""
+"""What a training step costs besides its time: memory, kernels, and its replay as a CUDA graph."""
 
 from __future__ import annotations
 
-import ctypes
-import statistics
-import time
 import warnings
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Step = Callable[[], Any]
-
-STEPS = 20  # on a GPU, steps between two events: one step is too short for their resolution
-LEAST = 0.005  # seconds: on a CPU, steps are repeated until they take as long as this
-
-
-def keep_memory() -> bool:
-    """Let malloc keep what is freed instead of giving it back to the system; False where it cannot.
-
-    Pages fresh from the system cost more than a normalizer does, and who pays for them depends
-    on who ran before: without this, equal layers differ by a factor of two.
-    """
-    no_mapping, no_trimming = (-4, 0), (-1, 2**31 - 1)  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h
-    try:
-        set_option = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library
-        return False
-    return all(set_option(*option) == 1 for option in (no_mapping, no_trimming))
-
-
-def training_step(module: nn.Module, x: Tensor, dy: Tensor) -> Step:
-    """Forward, and backward to the input and all parameters that are trained."""
-    wanted = [x, *(p for p in module.parameters() if p.requires_grad)]
-
-    def step() -> tuple[Tensor, ...]:
-        y = module(x)
-        return (y, *torch.autograd.grad(y, wanted, dy, allow_unused=True))
-
-    return step
-
-
-def seconds(steps: Sequence[Step], repeats: int, device: torch.device) -> list[float]:
-    """Median seconds of each step. They take turns, so that a busy machine slows all alike."""
-    timed = _events if device.type == "cuda" else _clock
-    for step in steps:  # caches, allocators and clocks warm up
-        step()
-        step()
-    counts = [STEPS if device.type == "cuda" else _enough(step) for step in steps]
-    found: list[list[float]] = [[] for _ in steps]
-    for _ in range(repeats):
-        for step, count, times in zip(steps, counts, found, strict=True):
-            times.append(timed(step, count))
-    return [statistics.median(times) for times in found]
-
-
-def _enough(step: Step) -> int:
-    return max(1, int(LEAST / _clock(step, 1)))
-
-
-def _clock(step: Step, count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        step()
-    return (time.perf_counter() - start) / count
-
-
-def _events(step: Step, count: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(count):
-        step()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1000 / count
+from normkit.timing import Step, seconds
 
 
 def replayed(step: Step) -> Step | None:

@@ -6,13 +6,22 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from normkit.bench.records import BASELINE, LIMIT, NORMKIT, RESTLESS, Cell, Row, Run, Table
+from benchmarks.layers import (
+    BASELINE,
+    LIMIT,
+    NORMKIT,
+    RESTLESS,
+    BenchmarkRun,
+    LayerRow,
+    LayerTable,
+    StepCost,
+)
 
 OUTSIDE = "*"
 MISSING = "–"
 
 # what is shown of a cell, given that of nn.BatchNorm2d
-Show = Callable[[Cell, Cell], str]
+Show = Callable[[StepCost, StepCost], str]
 
 
 def _times(ours: float | None, baseline: float | None) -> str:
@@ -22,7 +31,7 @@ def _times(ours: float | None, baseline: float | None) -> str:
     return f"{1000 * ours:8.3f} {ratio}"
 
 
-def _grids(table: Table) -> list[tuple[str, Show]]:
+def _grids(table: LayerTable) -> list[tuple[str, Show]]:
     """The grids to show for a table: what each says, and its cells."""
     on_gpu = any(cell.peak_bytes is not None for row in table.rows for cell in row.cells.values())
     grids: list[tuple[str, Show]] = [
@@ -60,7 +69,7 @@ def _grids(table: Table) -> list[tuple[str, Show]]:
     return grids
 
 
-def _lines(table: Table, show: Show) -> list[list[str]]:
+def _lines(table: LayerTable, show: Show) -> list[list[str]]:
     """Header and rows of a grid."""
     columns = table.contestants
     lines = [["layer", *columns]]
@@ -75,7 +84,7 @@ def _lines(table: Table, show: Show) -> list[list[str]]:
     return lines
 
 
-def _floor(table: Table, floor: float) -> str:
+def _floor(table: LayerTable, floor: float) -> str:
     """How far a GPU is from eight passes over memory at the rate of a copy."""
     near = [_near(row, floor) for row in table.rows]
     return (
@@ -84,14 +93,14 @@ def _floor(table: Table, floor: float) -> str:
     )
 
 
-def _near(row: Row, floor: float) -> str:
+def _near(row: LayerRow, floor: float) -> str:
     cell = row.cells.get(NORMKIT)
     if cell is None or cell.replay_seconds is None:
         return ""
     return f"{row.layer} {cell.replay_seconds / floor:.2f}x"
 
 
-def _notes(table: Table) -> list[str]:
+def _notes(table: LayerTable) -> list[str]:
     notes = [f"{row.layer}: {row.note}" for row in table.rows if row.note]
     if any(not row.family for row in table.rows):
         notes.append(
@@ -110,7 +119,7 @@ def _notes(table: Table) -> list[str]:
     return notes
 
 
-def speed_lines(run: Run) -> list[list[str]]:
+def speed_lines(run: BenchmarkRun) -> list[list[str]]:
     """Header and rows: images a second, times the first, peak memory."""
     first = run.speeds[0].images_per_second
     lines = [["norm", "images/s", f"times {BASELINE}", "peak GiB"]]
@@ -124,7 +133,7 @@ def speed_lines(run: Run) -> list[list[str]]:
     return lines
 
 
-def speed_text(run: Run) -> str:
+def speed_text(run: BenchmarkRun) -> str:
     """The networks for the terminal."""
     lines = speed_lines(run)
     widths = [max(len(line[i]) for line in lines) for i in range(4)]
@@ -135,13 +144,13 @@ def speed_text(run: Run) -> str:
     return "\n".join(said)
 
 
-def environment(run: Run) -> str:
+def environment(run: BenchmarkRun) -> str:
     return ", ".join(f"{name} {value}" for name, value in run.environment.items())
 
 
-def text(table: Table) -> str:
+def text(table: LayerTable) -> str:
     """A table for the terminal."""
-    said = [f"== {table.setting} =="]
+    said = [f"== {table.spec} =="]
     for title, show in _grids(table):
         lines = _lines(table, show)
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
@@ -152,10 +161,10 @@ def text(table: Table) -> str:
     return "\n".join([*said, "", *_notes(table)])
 
 
-def markdown(run: Run) -> str:
+def markdown(run: BenchmarkRun) -> str:
     said = ["# normkit benchmark", "", environment(run), "", run.summary(), ""]
     for table in run.tables:
-        said += [f"## {table.setting}", ""]
+        said += [f"## {table.spec}", ""]
         for title, show in _grids(table):
             header, *lines = _lines(table, show)
             rule = ["---", *["---:"] * (len(header) - 1)]
@@ -174,13 +183,13 @@ def markdown(run: Run) -> str:
     return "\n".join(said).rstrip() + "\n"
 
 
-def as_json(run: Run) -> str:
+def as_json(run: BenchmarkRun) -> str:
     """Every number, unrounded: one record a layer, contestant and setting."""
     results: list[dict[str, Any]] = [
         {
-            "shape": list(table.setting.shape),
-            "format": table.setting.format,
-            "dtype": str(table.setting.dtype).removeprefix("torch."),
+            "shape": list(table.spec.shape),
+            "format": table.spec.format,
+            "dtype": str(table.spec.dtype).removeprefix("torch."),
             "layer": row.layer,
             "family": row.family,
             "contestant": contestant,

@@ -1,4 +1,0 @@
-"""How fast and how lean the layers are, next to torch.nn and to their plain form.
-
-python -m normkit.bench --help
-"""
