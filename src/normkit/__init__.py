@@ -8,7 +8,7 @@ import importlib
 import sys
 import typing
 
-if typing.TYPE_CHECKING or "torch" in sys.modules:
+if "torch" in sys.modules:
     from normkit.calibration import (
         Accumulation,
         Calibration,
