@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import subjects
 from normkit.calibration import adapt
+from normkit.calibration.adapt import lost_classes
 from normkit.errors import NothingToDo, OptionError
 
 
@@ -128,12 +129,10 @@ def test_predictions_that_concentrate_are_refused() -> None:
 
 
 def test_the_collapse_of_predictions_is_measured_by_the_classes_in_effect() -> None:
-    from normkit.calibration.guard import Variety, lost_variety
-
-    assert lost_variety(Variety(10.0), Variety(5.1)) is None
-    assert "10.0 classes" in (lost_variety(Variety(10.0), Variety(4.9)) or "")
-    assert lost_variety(Variety(None), Variety(4.9)) is None
-    assert "not finite" in (lost_variety(Variety(3.0), Variety(float("nan"))) or "")
+    assert lost_classes(10.0, 5.1) is None
+    assert "10.0 classes" in (lost_classes(10.0, 4.9) or "")
+    assert lost_classes(None, 4.9) is None
+    assert "not finite" in (lost_classes(3.0, float("nan")) or "")
 
 
 def test_a_metric_decides_where_the_guard_cannot(trained: Classifier) -> None:

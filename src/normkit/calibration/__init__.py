@@ -3,9 +3,9 @@
 from normkit.calibration.accumulation import Accumulation as Accumulation
 from normkit.calibration.accumulation import accumulate as accumulate
 from normkit.calibration.adapt import adapt as adapt
-from normkit.calibration.applying import apply_statistics as apply_statistics
+from normkit.calibration.apply import apply_statistics as apply_statistics
 from normkit.calibration.calibrate import calibrate as calibrate
-from normkit.calibration.measure import measure as measure
+from normkit.calibration.calibrate import measure as measure
 from normkit.calibration.profiles import Profiles as Profiles
 from normkit.calibration.result import Calibration as Calibration
 from normkit.calibration.statistics import Statistics as Statistics

@@ -1,21 +1,26 @@
-"""adapt: statistics for data that differ from what a model was trained on."""
+"""adapt: statistics for data that differ from what a model was trained on, with a guard."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from normkit.calibration.calibrate import sweep_of
-from normkit.calibration.changing import change_statistics
-from normkit.calibration.feeding import Feed, Forward
-from normkit.calibration.guard import lost_layer, lost_variety, variety
+from normkit.calibration.apply import chosen_norms
+from normkit.calibration.calibrate import Metric, change_statistics, reader_of, sweep_of
 from normkit.calibration.result import Calibration, LayerChange
-from normkit.calibration.subjects import subjects_of
-from normkit.calibration.verdict import Metric
 from normkit.errors import OptionError
+from normkit.inspection import undisturbed
+from normkit.inspection.batches import BatchReader, Forward, tensors_in
+
+FLAT = 0.1  # a standard deviation that has shrunk to this share counts as lost
+MOST = 0.5  # of a layer's channels lost: then the layer is
+VARIETY = 0.5  # of the effective number of predicted classes that has to stay
+BATCHES = 8  # that are looked at
 
 
 def adapt(
@@ -55,21 +60,21 @@ def adapt(
     """
     if not (math.isfinite(prior) and prior >= 0):
         raise OptionError(f"adapt expects prior to be a number of images ≥ 0, got {prior!r}.")
-    subjects = subjects_of(model, where, frozen)
-    feed = Feed(model, batches, forward, images)
+    norms, left = chosen_norms(model, where, frozen)
+    reader = reader_of(model, batches, forward, images)
     sweep = sweep_of(mode, together)
-    feed.kept()
-    before = variety(feed) if guard else None
+    reader.keep()
+    before = effective_classes(reader) if guard else None
 
     def check(layers: Sequence[LayerChange]) -> str | None:
-        if before is None:
+        if not guard:
             return None
-        return lost_layer(layers) or lost_variety(before, variety(feed))
+        return lost_layer(layers) or lost_classes(before, effective_classes(reader))
 
     return change_statistics(
-        model,
-        feed,
-        subjects,
+        reader,
+        norms,
+        left,
         sweep=sweep,
         mode=mode,
         prior=prior,
@@ -79,3 +84,59 @@ def adapt(
         what="adapted",
         check=check,
     )
+
+
+def effective_classes(reader: BatchReader) -> float | None:
+    """How many classes a model predicts for the first few batches: the exponential of the entropy
+    of its mean prediction. None if the output is not one row of scores a sample."""
+    total: Tensor | None = None
+    rows = 0
+    with undisturbed(reader.model):
+        for number, batch in enumerate(islice(reader, BATCHES), 1):
+            scores = _scores(reader.run(batch, number))
+            if scores is None:
+                return None
+            summed = torch.softmax(scores.to(torch.float64), 1).sum(0)
+            total = summed if total is None else total + summed
+            rows += scores.shape[0]
+    if total is None or rows < 2:
+        return None
+    share = total / rows
+    return math.exp(-(share * torch.log(share.clamp(min=1e-300))).sum().item())
+
+
+def lost_layer(layers: Sequence[LayerChange]) -> str | None:
+    """A layer most of whose channels hardly vary any more, as on blank images; None if there is
+    none. It would be divided by next to nothing, and amplify noise."""
+    for layer in layers:
+        old, new = layer.before[1].clamp(min=0), layer.after[1].clamp(min=0)
+        alive = old > layer.eps
+        flat = (new < old * FLAT**2) & alive
+        if alive.any() and flat.sum() > MOST * alive.sum():
+            return (
+                f"the data hardly vary at {layer.path or 'the norm'}: {int(flat.sum())} of "
+                f"{int(alive.sum())} channels have less than {FLAT:.0%} of their former deviation"
+            )
+    return None
+
+
+def lost_classes(before: float | None, after: float | None) -> str | None:
+    """Why the predictions have collapsed; None if they have not."""
+    if before is None or after is None:
+        return None
+    if not math.isfinite(after):
+        return "the outputs are not finite any more"
+    if after < VARIETY * before:
+        return (
+            f"the predictions have collapsed: {before:.1f} classes in effect before, "
+            f"{after:.1f} after"
+        )
+    return None
+
+
+def _scores(output: Any) -> Tensor | None:
+    """The scores (N, K) of a classifier, if the output is that."""
+    first = next(tensors_in(output), None)
+    if first is None or first.dim() != 2 or first.shape[1] < 2 or not first.is_floating_point():
+        return None
+    return first

@@ -1,26 +1,31 @@
-"""calibrate: running statistics that are those of the data."""
+"""calibrate and measure: running statistics that are those of the data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from normkit.calibration.changing import change_statistics
-from normkit.calibration.feeding import Feed, Forward
-from normkit.calibration.measured import Measured
-from normkit.calibration.result import Calibration
-from normkit.calibration.subjects import subjects_of
-from normkit.calibration.sweeping import layerwise, progressive, side_by_side
-from normkit.calibration.verdict import Metric
-from normkit.errors import OptionError, nearest
+from normkit.calibration.apply import StatisticsWriter, chosen_norms
+from normkit.calibration.fingerprint import Fingerprint, of_state, of_weights
+from normkit.calibration.measuring import (
+    InputStatistics,
+    all_batches_together,
+    layerwise,
+    measure_inputs,
+    norm_after_norm,
+)
+from normkit.calibration.result import BufferSnapshot, Calibration, LayerChange
+from normkit.calibration.statistics import DataSource, Statistics
+from normkit.errors import NothingToDo, OptionError, nearest
+from normkit.inspection import undisturbed
+from normkit.inspection.batches import BatchReader, Forward
 
-MODES: dict[str, Callable[..., list[Measured]]] = {
-    "progressive": progressive,
-    "layerwise": layerwise,
-}
+Metric = Callable[[nn.Module], float]
+Sweep = Callable[..., list[InputStatistics]]
+MODES: dict[str, Sweep] = {"progressive": norm_after_norm, "layerwise": layerwise}
 
 
 def calibrate(
@@ -77,30 +82,180 @@ def calibrate(
     >>> model[0].running_mean.item()
     0.0
     """
-    subjects = subjects_of(model, where, frozen)
+    norms, left = chosen_norms(model, where, frozen)
+    reader = reader_of(model, batches, forward, images)
+    sweep = sweep_of(mode, together)
+    if until is not None and not (math.isfinite(until) and until > 0):
+        raise OptionError(f"calibrate expects until to be a positive number, got {until!r}.")
     return change_statistics(
-        model,
-        Feed(model, batches, forward, images),
-        subjects,
-        sweep=sweep_of(mode, together),
+        reader,
+        norms,
+        left,
+        sweep=sweep,
         mode=mode,
-        until=_bound(until),
+        until=until,
         metric=metric,
         higher_is_better=higher_is_better,
         note=note,
     )
 
 
-def sweep_of(mode: str, together: bool) -> Callable[..., list[Measured]]:
+def measure(
+    model: nn.Module,
+    batches: Any,
+    *,
+    where: Any = None,
+    images: int | None = None,
+    forward: Forward | None = None,
+    frozen: bool = False,
+    note: str = "",
+) -> Statistics:
+    """The statistics of what the norms of a model get, as ``calibrate(mode="layerwise")`` would
+    write them; but nothing is written.
+
+    For parts of data that are brought together later, from workers, days or clients: measure each
+    on the same model, merge, and ``apply_statistics``. One image is enough for a part.
+
+    >>> import torch, normkit as nk
+    >>> layer = torch.nn.BatchNorm1d(1)
+    >>> parts = [nk.measure(layer, torch.tensor(part)) for part in ([[1.0], [2.0]], [[6.0]])]
+    >>> done = nk.apply_statistics(layer, parts[0].merge(parts[1]))
+    >>> layer.running_mean.item(), layer.running_var.item()
+    (3.0, 7.0)
+    """
+    norms, _ = chosen_norms(model, where, frozen)
+    fingerprint = Fingerprint()
+    reader = reader_of(model, batches, forward, images)
+    measured = measure_inputs(reader, norms, fingerprint)
+    if not any(one.merged is not None for one in measured):
+        raise NothingToDo("No batch reached a norm with finite values: nothing to measure.")
+    state = of_state(model.state_dict().items())
+    return _statistics(model, measured, fingerprint, note, "layerwise", state)
+
+
+def reader_of(
+    model: nn.Module, batches: Any, forward: Forward | None, images: int | None
+) -> BatchReader:
+    """The batches, up to so many images. A tensor or mapping alone is one batch."""
+    several = [batches] if isinstance(batches, Tensor | Mapping) else batches
+    return BatchReader(model, several, forward, max_samples=images)
+
+
+def sweep_of(mode: str, together: bool) -> Sweep:
     """How to go through the norms."""
     if mode not in MODES:
         raise OptionError(f"calibrate got mode={mode!r}. {nearest(str(mode), MODES)}")
     if together and mode != "progressive":
         raise OptionError(f"together=True is for mode='progressive', got mode={mode!r}.")
-    return side_by_side if together else MODES[mode]
+    return all_batches_together if together else MODES[mode]
 
 
-def _bound(until: float | None) -> float | None:
-    if until is not None and not (math.isfinite(until) and until > 0):
-        raise OptionError(f"calibrate expects until to be a positive number, got {until!r}.")
-    return until
+def change_statistics(
+    reader: BatchReader,
+    norms: list[Any],
+    left: dict[str, str],
+    *,
+    sweep: Sweep,
+    mode: str,
+    until: float | None = None,
+    prior: float = 0.0,
+    metric: Metric | None = None,
+    higher_is_better: bool = True,
+    note: str = "",
+    what: str = "calibrated",
+    check: Callable[[Sequence[LayerChange]], str | None] | None = None,
+) -> Calibration:
+    """Measure, write, judge: what calibrate and adapt share. If anything fails, nothing changes.
+
+    ``check`` looks at what has changed and gives a reason to take it back, or None.
+    """
+    model = reader.model
+    before = BufferSnapshot(norm.norm for norm in norms)
+    writer, fingerprint = StatisticsWriter(norms, prior), Fingerprint()
+
+    def write(one: InputStatistics) -> None:
+        assert one.merged is not None
+        one.norm.write(writer.mixed(one.norm, one.merged, one.images), one.calls)
+
+    # what merging has to know; progressive statistics have changed what they depend on
+    state = of_state(model.state_dict().items()) if mode == "layerwise" else ""
+    try:
+        first = None if metric is None else score(model, metric)
+        measured = sweep(reader, norms, write, until, fingerprint)
+        done = [one for one in measured if one.merged is not None]
+        if not done:
+            raise NothingToDo(
+                "No batch reached a norm with finite values, so there is nothing to calibrate."
+            )
+        missed = {one.norm.path: "no batch reached it" for one in measured if one.merged is None}
+        layers = tuple(
+            writer.change(one.norm, int(one.merged.count.min()), one.uncertainty().cpu())
+            for one in done
+            if one.merged is not None
+        )
+        result = Calibration(
+            model,
+            layers,
+            _statistics(model, done, fingerprint, note, mode, state),
+            before,
+            what=what,
+            images=max(one.images for one in done),
+            batches=max(one.batches for one in done),
+            mode=mode,
+            until=until,
+            left={**left, **missed},
+            unsettled=tuple(one.norm.path for one in done if not one.settled),
+        )
+        if until is not None:
+            result.sure = all(x.error is not None and x.error <= until for x in layers)
+        last = None if metric is None else score(model, metric)
+        reason = check(layers) if check is not None else None
+    except BaseException:
+        before.restore()
+        raise
+    if first is not None and last is not None:
+        result.metric = (first, last)
+        reason = reason or _became_worse(first, last, higher_is_better)
+    if reason:
+        result.why_not = reason
+        result.undo()
+    return result
+
+
+def score(model: nn.Module, metric: Metric) -> float:
+    """The metric of the model in eval mode; with the same random numbers each time."""
+    with undisturbed(model):
+        value = metric(model)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"Expected the metric to give a number, got {type(value).__name__}."
+        ) from error
+
+
+def _became_worse(before: float, after: float, higher_is_better: bool) -> str | None:
+    """A reason to go back; None if the metric has not become worse."""
+    worse = after < before if higher_is_better else after > before
+    if math.isnan(after) and not math.isnan(before):
+        return "the metric is not a number any more"
+    return f"the metric became worse, {before:.6g} to {after:.6g}" if worse else None
+
+
+def _statistics(
+    model: nn.Module,
+    measured: Sequence[InputStatistics],
+    fingerprint: Fingerprint,
+    note: str,
+    mode: str,
+    state: str,
+) -> Statistics:
+    return Statistics(
+        {one.norm.path: one.merged for one in measured if one.merged is not None},
+        {one.norm.path: one.norm.kind for one in measured if one.merged is not None},
+        (DataSource.now(str(fingerprint), fingerprint.images, note),),
+        type(model).__name__,
+        mode,
+        state,
+        of_weights(model),
+    )

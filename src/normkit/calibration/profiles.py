@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.calibration.applying import apply_statistics
-from normkit.calibration.snapshot import Snapshot
+from normkit.calibration.apply import apply_statistics, chosen_norms
+from normkit.calibration.result import BufferSnapshot
 from normkit.calibration.statistics import Statistics
-from normkit.calibration.subjects import subjects_of
 from normkit.errors import OptionError, UnknownName, nearest
 
 START = "start"
@@ -40,7 +39,7 @@ class Profiles:
 
     def __init__(self, model: nn.Module, where: Any = None) -> None:
         self.model, self.where = model, where
-        self.norms = [keeper.norm for keeper in subjects_of(model, where, frozen=True).keepers]
+        self.norms = [one.norm for one in chosen_norms(model, where, frozen=True)[0]]
         self.active = START
         self._kept: dict[str, list[Tensor]] = {START: self._now()}
 
@@ -57,7 +56,7 @@ class Profiles:
         if not name or not isinstance(name, str):
             raise OptionError(f"A profile needs a name, got {name!r}.")
         if statistics is not None:
-            now = Snapshot(self.norms)
+            now = BufferSnapshot(self.norms)
             try:
                 apply_statistics(self.model, statistics, where=self.where, frozen=True)
                 self._kept[name] = self._now()
@@ -106,5 +105,5 @@ class Profiles:
         return [buffer.detach().clone() for buffer in self._buffers()]
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{n} (active)" if n == self.active else n for n in self.names)
-        return f"<Profiles of {type(self.model).__name__}: {said}>"
+        names = ", ".join(f"{n} (active)" if n == self.active else n for n in self.names)
+        return f"<Profiles of {type(self.model).__name__}: {names}>"

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normkit.calibration.snapshot import Snapshot
 from normkit.calibration.statistics import Statistics
 from normkit.core.messages import counted
 
 SHOWN = 40  # layers in a printed table; the worst are shown if there are more
+
+
+class BufferSnapshot:
+    """Copies of all buffers of some modules, to be put back bit for bit."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.kept: list[tuple[Tensor, Tensor]] = [
+            (buffer, buffer.detach().clone())
+            for module in modules
+            for buffer in module._buffers.values()
+            if buffer is not None
+        ]
+
+    def restore(self) -> None:
+        """Put the values back into the same memory."""
+        with torch.no_grad():
+            for buffer, value in self.kept:
+                buffer.copy_(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +42,7 @@ class LayerChange:
     values: int  # behind each channel; the least, where channels differ
     before: tuple[Tensor, Tensor]  # mean and variance, float64
     after: tuple[Tensor, Tensor]
-    errors: Tensor | None = None  # per channel, relative: see Certainty.relative
+    errors: Tensor | None = None  # per channel, relative: see StandardErrors.relative
     eps: float = 0.0
 
     @property
@@ -58,7 +75,7 @@ class Calibration:
     model: nn.Module
     layers: tuple[LayerChange, ...]
     statistics: Statistics
-    before: Snapshot = field(repr=False)
+    before: BufferSnapshot = field(repr=False)
     what: str = "calibrated"
     images: int = 0
     batches: int = 0
@@ -79,12 +96,12 @@ class Calibration:
 
     def uncertain(self, bound: float) -> dict[str, list[int]]:
         """The channels whose standard error is above a bound, by the path of their norm."""
-        found = {
+        above = {
             layer.path: torch.nonzero(layer.errors > bound).flatten().tolist()
             for layer in self.layers
             if layer.errors is not None
         }
-        return {path: channels for path, channels in found.items() if channels}
+        return {path: channels for path, channels in above.items() if channels}
 
     def to_dict(self) -> dict[str, Any]:
         """The facts, in values that JSON can hold."""
@@ -125,21 +142,21 @@ class Calibration:
         return f"{name}: {counted(len(self.layers), 'norm')} {self.what}{measured}{way}"
 
     def _notes(self) -> list[str]:
-        said = []
+        notes = []
         if not self.kept:
-            said.append(f"The old statistics are back: {self.why_not}.")
+            notes.append(f"The old statistics are back: {self.why_not}.")
         if self.metric is not None:
-            said.append(f"metric: {self.metric[0]:.6g} before, {self.metric[1]:.6g} after")
+            notes.append(f"metric: {self.metric[0]:.6g} before, {self.metric[1]:.6g} after")
         if self.until is not None:
             worst = max(layer.error or 0.0 for layer in self.layers)
             met = f"met after {self.images} images" if self.sure else "not met"
-            said.append(f"standard errors ≤ {self.until:g}: {met}, the largest is {worst:.2g}")
-        said += [
+            notes.append(f"standard errors ≤ {self.until:g}: {met}, the largest is {worst:.2g}")
+        notes += [
             f"not settled: {path} runs several times in one forward, and its statistics keep moving"
             for path in self.unsettled
         ]
-        said += [f"left alone: {path} ({why})" for path, why in self.left.items()]
-        return said
+        notes += [f"left alone: {path} ({why})" for path, why in self.left.items()]
+        return notes
 
 
 def _table(layers: Sequence[LayerChange]) -> list[str]:

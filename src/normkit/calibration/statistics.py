@@ -7,11 +7,15 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from normkit.calibration import files
+from torch import Tensor
+
+from normkit.core.atomic_write import atomic_write
+from normkit.core.optional_dependencies import require
 from normkit.errors import OptionError, UnknownName, nearest
-from normkit.inspection.tally import Tally
+from normkit.inspection.statistics import MergedMoments
 
 PARTS = ("count", "mean", "m2")
 SEPARATOR = ":"  # which no path of a module has
@@ -19,7 +23,7 @@ FORMAT = "normkit.statistics"
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Where statistics come from."""
 
     fingerprint: str  # of the samples: see Fingerprint
@@ -28,12 +32,12 @@ class Source:
     note: str = ""
 
     @classmethod
-    def now(cls, fingerprint: str, images: int, note: str = "") -> Source:
+    def now(cls, fingerprint: str, images: int, note: str = "") -> DataSource:
         moment = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(fingerprint, images, moment, note)
 
 
-class Statistics(Mapping[str, Tally]):
+class Statistics(Mapping[str, MergedMoments]):
     """(count, mean, M2) of each norm by its path, and the data they come from.
 
     ``a.merge(b)`` are the statistics of both sets of data, weighted by their sizes: from several
@@ -44,31 +48,31 @@ class Statistics(Mapping[str, Tally]):
 
     def __init__(
         self,
-        tallies: Mapping[str, Tally],
+        moments: Mapping[str, MergedMoments],
         kinds: Mapping[str, str],
-        sources: tuple[Source, ...] = (),
+        sources: tuple[DataSource, ...] = (),
         model: str = "",
         mode: str = "",
         state: str = "",
         weights: str = "",
     ) -> None:
-        self.tallies = {path: tally.to("cpu") for path, tally in tallies.items()}
+        self._by_path = {path: merged.to("cpu") for path, merged in moments.items()}
         self.kinds = dict(kinds)
         self.sources = sources
         self.model, self.mode = model, mode  # the name of its class; how they were measured
         self.state = state  # a fingerprint of the weights and statistics it had then
         self.weights = weights  # and of its weights outside of norms
 
-    def __getitem__(self, path: str) -> Tally:
-        if path not in self.tallies:
-            raise UnknownName(f"No statistics of {path!r}. {nearest(path, self.tallies)}")
-        return self.tallies[path]
+    def __getitem__(self, path: str) -> MergedMoments:
+        if path not in self._by_path:
+            raise UnknownName(f"No statistics of {path!r}. {nearest(path, self._by_path)}")
+        return self._by_path[path]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.tallies)
+        return iter(self._by_path)
 
     def __len__(self) -> int:
-        return len(self.tallies)
+        return len(self._by_path)
 
     @property
     def images(self) -> int:
@@ -86,50 +90,50 @@ class Statistics(Mapping[str, Tally]):
                 f"The data with fingerprint {min(twice)} are in more than one of the statistics: "
                 "merged, they would count twice."
             )
-        tallies = dict(self.tallies)
+        moments = self._by_path
         for other in others:
-            tallies = {path: tally.merged(other[path]) for path, tally in tallies.items()}
+            moments = {path: merged.merged(other[path]) for path, merged in moments.items()}
         return Statistics(
-            tallies, self.kinds, sources, self.model, self.mode, self.state, self.weights
+            moments, self.kinds, sources, self.model, self.mode, self.state, self.weights
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a .safetensors file: count, mean and M2 of each norm in float64, and sources."""
         tensors = {
-            f"{name}{SEPARATOR}{part}": getattr(tally, part)
-            for name, tally in self.tallies.items()
+            f"{name}{SEPARATOR}{part}": getattr(merged, part)
+            for name, merged in self._by_path.items()
             for part in PARTS
         }
-        files.write(path, tensors, {FORMAT: json.dumps(self._described())})
+        _write_file(path, tensors, {FORMAT: json.dumps(self._description())})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Statistics:
         """Read what ``save`` has written."""
-        tensors, metadata = files.read(path)
+        tensors, metadata = _read_file(path)
         if FORMAT not in metadata:
             raise OptionError(f"{path} holds no statistics, but other tensors.")
         try:
-            said = json.loads(metadata[FORMAT])
-            tallies = {
-                name: Tally(*(tensors[f"{name}{SEPARATOR}{part}"] for part in PARTS))
-                for name in said["kinds"]
+            description = json.loads(metadata[FORMAT])
+            moments = {
+                name: MergedMoments(*(tensors[f"{name}{SEPARATOR}{part}"] for part in PARTS))
+                for name in description["kinds"]
             }
-            sources = tuple(Source(**source) for source in said["sources"])
+            sources = tuple(DataSource(**source) for source in description["sources"])
             return cls(
-                tallies,
-                said["kinds"],
+                moments,
+                description["kinds"],
                 sources,
-                said["model"],
-                said["mode"],
-                said["state"],
-                said.get("weights", ""),  # which older files do not say
+                description["model"],
+                description["mode"],
+                description["state"],
+                description.get("weights", ""),  # which older files do not say
             )
         except (KeyError, TypeError, ValueError) as error:
             raise OptionError(
                 f"{path} cannot be read as statistics: {error!r}. It may be from another version."
             ) from error
 
-    def _described(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         return {
             "model": self.model,
             "mode": self.mode,
@@ -166,3 +170,33 @@ def _check_alike(first: Statistics, other: Statistics) -> None:
             "The statistics were measured on different weights, or on a model with other "
             "statistics, so that the norms saw different inputs."
         )
+
+
+def _write_file(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write a file: complete, or not at all."""
+    library = require("safetensors.torch", "lab", "A file of statistics")
+    target = Path(path)
+    if target.suffix != ".safetensors":
+        raise OptionError(f"{target.name}: the name has to end in .safetensors.")
+    if not target.resolve().parent.is_dir():
+        raise OptionError(f"There is no directory {target.parent} for {target.name}.")
+    whole = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
+    atomic_write(target, lambda name: library.save_file(whole, name, metadata=dict(metadata)))
+
+
+def _read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the description of a file."""
+    library = require("safetensors", "lab", "A file of statistics")
+    source = Path(path)
+    if not source.is_file():
+        raise OptionError(f"There is no file {source}.")
+    try:
+        with library.safe_open(source, "pt") as opened:
+            names = list(opened.keys())
+            return {k: opened.get_tensor(k) for k in names}, opened.metadata() or {}
+    except OSError:
+        raise
+    except Exception as error:  # its error class is not a public name in all versions
+        raise OptionError(f"{source} is no safetensors file: {error}.") from error

@@ -15,7 +15,7 @@ from normkit.commands.screen import console, table
 from normkit.core.atomic_write import atomic_write_all
 from normkit.errors import NormkitError, OptionError
 from normkit.inspection import Survey, select, survey
-from normkit.inspection.table import CELLS, SHARED
+from normkit.inspection.survey import CELLS, SHARED
 
 NAME = "survey"
 HELP = "every normalization in a model"

@@ -1,4 +1,4 @@
-"""Which modules of a model are its blocks.
+"""Which modules of a model are its blocks, and where each norm stands in them.
 
 A block is what a network repeats: the bottleneck of a ResNet, the inverted residual of a
 MobileNet, the layer of a transformer. They are found by structure, not by the names of classes:
@@ -20,11 +20,98 @@ modules of the same classes that are registered later, and stages of units that 
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
 
-from normkit.inspection.sums import adds
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from normkit.inspection.flow import guessed_neighbours
 from normkit.inspection.tree import Node
-from normkit.inspection.units import alike, innermost, is_unit, units_of
+
+SHORTCUTS = ("downsample", "down_sample", "shortcut", "skip", "identity")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The fields of a ``Site`` about its place."""
+
+    block: str | None = None
+    block_index: int | None = None
+    position: int | None = None
+    last_in_block: bool = False
+    shortcut: bool = False
+    stem: bool = False
+
+
+def places_of(tree: Node) -> dict[str, Place]:
+    """The place of each norm, by path.
+
+    A norm is on the shortcut if a name between block and norm says so (downsample, shortcut, skip,
+    identity), or if the channel counts do: the convolutions of the block make two chains from the
+    same number of channels to the same number, one longer than the other. The stem is what comes,
+    in the order of registration, before the first block.
+    """
+    feeders = {norm: feeder for norm, (feeder, _) in guessed_neighbours(tree).items()}
+    norms = tree.norms()
+    order = {id(node): i for i, node in enumerate(tree.walk())}
+    blocks = blocks_of(tree)
+    first = min((order[id(block)] for block in blocks), default=-1)
+    places = {n.path: Place(stem=order[id(n)] < first) for n in norms}
+    for index, block in enumerate(blocks):
+        inside = block.norms()
+        aside = _named_shortcuts(block, inside) or _chained_shortcuts(block, inside, feeders)
+        main = [norm for norm in inside if norm not in aside]
+        for norm in inside:
+            position = None if norm in aside else 1 + main.index(norm)
+            places[norm.path] = Place(
+                block=block.path,
+                block_index=index,
+                position=position,
+                last_in_block=position == len(main),
+                shortcut=norm in aside,
+            )
+    return places
+
+
+def _named_shortcuts(block: Node, norms: list[Node]) -> list[Node]:
+    start = len(block.path)
+    found = [
+        norm
+        for norm in norms
+        if any(word in part.lower() for part in norm.path[start:].split(".") for word in SHORTCUTS)
+    ]
+    return found if len(found) < len(norms) else []
+
+
+def _chained_shortcuts(
+    block: Node, norms: list[Node], feeders: dict[str, str | None]
+) -> list[Node]:
+    """Norms fed by the convolutions of the shorter of two chains with the same ends."""
+    convolutions: list[Any] = [n for n in block.walk() if isinstance(n.module, _ConvNd)]
+    chains: list[list[Any]] = [convolutions[:1]]
+    for before, after in pairwise(convolutions):
+        if after.module.in_channels == before.module.out_channels:
+            chains[-1].append(after)
+        else:
+            chains.append([after])
+    if len(chains) != 2:
+        return []
+    ends = {(chain[0].module.in_channels, chain[-1].module.out_channels) for chain in chains}
+    short, main = sorted(chains, key=len)
+    if len(ends) != 1 or len(short) == len(main):
+        return []
+    paths = [node.path for node in short]
+    return [norm for norm in norms if feeders[norm.path] in paths]
+
+
+# -------------------------------------------------------------------- the blocks
 
 
 def blocks_of(tree: Node) -> list[Node]:
@@ -119,3 +206,75 @@ def _holds(node: Node, candidates: list[Node], kinds: set[type]) -> bool:
 
 def _overlaps(node: Node, blocks: list[Node]) -> bool:
     return any(node.within(block) or block.within(node) for block in blocks)
+
+
+def is_unit(node: Node) -> bool:
+    """One norm, and a single weight or none after the norm."""
+    norms = node.norms()
+    if len(norms) != 1:
+        return False
+    order = {id(each): i for i, each in enumerate(node.walk())}
+    weights = node.weighted()
+    return len(weights) < 2 or all(order[id(w)] < order[id(norms[0])] for w in weights)
+
+
+def alike(tree: Node) -> list[Node]:
+    """Plain Sequentials with several norms, and the same parts as another."""
+    lists = [
+        node
+        for node in tree.walk()
+        if node.is_list and not node.has_forward and len(node.norms()) > 1 and node is not tree
+    ]
+    parts = {id(node): tuple(type(each.module) for each in node.walk()) for node in lists}
+    often = Counter(parts.values())
+    return innermost([node for node in lists if often[parts[id(node)]] > 1])
+
+
+def units_of(tree: Node) -> list[Node]:
+    """Each norm with the unit around it."""
+    found = {}
+    for norm in tree.norms():
+        unit = norm
+        while (above := unit.parent) is not None and above is not tree and len(above.norms()) == 1:
+            unit = above
+        found[id(unit)] = unit
+    return list(found.values())
+
+
+def innermost(nodes: list[Node]) -> list[Node]:
+    """Those that contain no other."""
+    outer = set()
+    for node in nodes:
+        above = node.parent
+        while above is not None:
+            outer.add(id(above))
+            above = above.parent
+    return [node for node in nodes if id(node) not in outer]
+
+
+def adds(module: nn.Module) -> bool:
+    """Whether ``forward`` contains a sum of two things that are not plain numbers or texts.
+
+    Read from the source, so that it can be known without running the model. False where there is
+    none, as for classes typed into a console.
+    """
+    kind: Any = type(module)
+    return _adds(kind)
+
+
+@cache
+def _adds(kind: type[Any]) -> bool:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return any(_is_sum(node) for node in ast.walk(tree))
+
+
+def _is_sum(node: ast.AST) -> bool:
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.op, ast.Add) and not isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.BinOp):
+        parts = (node.left, node.right)
+        return isinstance(node.op, ast.Add) and not any(isinstance(p, ast.Constant) for p in parts)
+    return False

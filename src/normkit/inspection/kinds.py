@@ -27,6 +27,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
+from normkit.catalog import ENTRIES
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
 
@@ -59,6 +60,11 @@ ALIKE = (
 )
 A_NORM = re.compile(r"Norm(?!al)|Normali[sz]ation|In[Pp]laceA[Bb][Nn]|CrossMapLRN")
 A_FUNCTION = re.compile(r"(?i)(relu|elu|gelu|silu|swish|mish|sigmoid|tanh)\d?$")
+# of the kinds above that are no names of the catalog: what they are in eval mode
+SAME_AS = {"sync_bn": "bn", "split_bn": "bn", "iabn": "bn"}
+# kinds of other libraries whose running statistics have the names and form of torch.nn's
+STORED_AS_TORCH = ("bn", "sync_bn", "split_bn", "iabn", "evo", "frozen_bn", "in")
+OVER_THE_LAST_AXIS = ("ln", "rms", "simple", "grn")  # outside of normkit
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 WEIGHTED = (_ConvNd, nn.Linear, nn.Bilinear)
 
@@ -77,6 +83,22 @@ def kind_of(module: nn.Module) -> str | None:
         return None
     kind = _first(NAMED, names) or based or _first(ALIKE, names[:1]) or "other"
     return "pn" if kind == "ln" and channels_first(module) else kind
+
+
+def layer_of(kind: str) -> type[Normalizer] | None:
+    """The layer of the catalog that is this kind; None if there is none."""
+    found: type[Normalizer] | None = ENTRIES.get(SAME_AS.get(kind, kind))
+    return found
+
+
+def channel_axis_of(norm: nn.Module) -> int:
+    """-1 if the channels are on the last axis, as in a transformer."""
+    if isinstance(norm, Normalizer) or kind_of(norm) not in OVER_THE_LAST_AXIS:
+        return 1
+    if any("2d" in base.__name__ for base in type(norm).__mro__):
+        return 1
+    whole_maps = len(getattr(norm, "normalized_shape", ())) > 1  # nn.LayerNorm((C, H, W))
+    return 1 if whole_maps else int(getattr(norm, "channel_dim", -1))  # timm's GRN says it
 
 
 def channels_first(module: nn.Module) -> bool:

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
+from normkit.core.card import Card
+from normkit.inspection.kinds import channel_axis_of, kind_of, layer_of
 from normkit.layers.norm_act import NormAct
+from normkit.layers.weight import WeightNormalizer
 
+LIBRARIES = ("normkit", "torch", "timm", "torchvision")
 MODULES = ("module", "act", "drop")  # fields that hold part of the model, not a fact about it
+ACTS = ("act", "activation")
+DROPS = ("drop", "dropout")
+# of classes that do it alone; first match wins
+CLASSES = (
+    (r"ScaledStdConv", "scaled_ws"),
+    (r"StdConv|Conv\w*WS|WSConv|ConvAWS|WeightStandardized", "ws"),
+)
+# of what computes the weight; torch.nn.utils has an old form, which is a hook, and a new one
+COMPUTED = {
+    "WeightNorm": "wn",
+    "_WeightNorm": "wn",
+    "SpectralNorm": "spectral",
+    "_SpectralNorm": "spectral",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +72,20 @@ class Site:
         return self.module.norm if isinstance(self.module, NormAct) else self.module
 
     @property
+    def card(self) -> Card | None:
+        """The card of the catalog's layer of this kind; None if there is none."""
+        layer = layer_of(self.kind)
+        return None if layer is None else layer.card
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it keeps running statistics that training does not change."""
+        marked = getattr(getattr(self.norm, "_frozen", None), "statistics", False)
+        layer = layer_of(self.kind)
+        fixed = layer is not None and layer.plain_statistics and layer.card.same_in_eval
+        return bool(marked or (self.tracked and fixed))
+
+    @property
     def shared(self) -> bool:
         """Whether the module has more than one place in the model."""
         return len(self.paths) > 1
@@ -75,3 +109,127 @@ class Site:
         """Everything but the modules, in values that JSON can hold."""
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in MODULES}
         return {**facts, "paths": list(self.paths), "shared": self.shared}
+
+
+@dataclass(frozen=True, eq=False)
+class WeightSite:
+    """A convolution or linear layer with a normalized weight."""
+
+    path: str
+    module: nn.Module
+    kind: str  # "ws", "wn" or "cwn" of the catalog, "scaled_ws" or "spectral"
+    library: str
+    class_name: str
+
+
+def facts_of(module: nn.Module) -> dict[str, Any]:
+    """The fields of a ``Site`` that the norm itself knows; empty for what is no norm."""
+    kind = kind_of(module)
+    if kind is None:
+        return {}
+    norm = module.norm if isinstance(module, NormAct) else module
+    tracked = any(k.startswith("running_") and b is not None for k, b in norm._buffers.items())
+    groups = _number(norm, "groups", "num_groups")
+    momentum = getattr(norm, "momentum", None)
+    return {
+        "kind": kind,
+        "library": library_of(norm),
+        "class_name": type(module).__name__,
+        "channels": channel_count(norm),
+        "groups": None if groups is None else int(groups),
+        "eps": _number(norm, "eps", "variance_epsilon"),
+        "momentum": momentum if tracked and isinstance(momentum, int | float) else None,
+        "affine": _is_affine(norm),
+        "tracked": tracked,
+        "training": norm.training,
+        "channel_axis": channel_axis_of(norm),
+        "act": _inside(module, ACTS),
+        "drop": _inside(module, DROPS),
+        "own_forward": _has_own_forward(norm),
+    }
+
+
+def channels_of(module: nn.Module) -> int | None:
+    """How many channels a norm has; None for what is no norm, and for lazy ones."""
+    channels: int | None = facts_of(module).get("channels")
+    return channels
+
+
+def library_of(module: nn.Module) -> str:
+    """Where the class of a module comes from."""
+    root = type(module).__module__.split(".")[0]
+    return root if root in LIBRARIES else "other"
+
+
+def channel_count(norm: nn.Module) -> int | None:
+    """How many channels a norm has; None if it does not say, as a lazy one."""
+    for name in ("num_features", "num_channels", "channels"):
+        channels = getattr(norm, name, None)
+        if isinstance(channels, int) and not isinstance(channels, bool):
+            return channels or None
+    if shape := getattr(norm, "normalized_shape", None):
+        return int(shape[0]) if isinstance(shape, tuple | list) else int(shape)
+    weight = getattr(norm, "weight", None)
+    lazy = isinstance(weight, nn.UninitializedParameter)
+    if lazy or not isinstance(weight, Tensor) or weight.numel() == 0:
+        return None
+    return weight.numel() if weight.numel() == max(weight.shape, default=0) else None
+
+
+def _is_affine(norm: nn.Module) -> bool:
+    said = getattr(norm, "affine", getattr(norm, "elementwise_affine", None))
+    return said if isinstance(said, bool) else getattr(norm, "weight", None) is not None
+
+
+def _inside(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
+    """A child of one of these names that does something."""
+    for name, child in module.named_children():
+        if name in names and not isinstance(child, nn.Identity):
+            return child
+    return None
+
+
+def _has_own_forward(norm: nn.Module) -> bool:
+    """Whether forward was written outside of the known libraries, or replaced on the instance."""
+    owner = next(base for base in type(norm).__mro__ if "forward" in vars(base))
+    return "forward" in vars(norm) or owner.__module__.split(".")[0] not in LIBRARIES
+
+
+def _number(norm: nn.Module, *names: str) -> float | None:
+    """The first of these attributes that is a number."""
+    for name in names:
+        value = getattr(norm, name, None)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def weights_of(model: nn.Module) -> tuple[WeightSite, ...]:
+    """Every layer with a normalized weight: by its class, a parametrization, or a hook."""
+    found = ((path, module, _kind(module)) for path, module in model.named_modules())
+    return tuple(
+        WeightSite(path, module, kind, library_of(module), type(module).__name__)
+        for path, module, kind in found
+        if kind is not None
+    )
+
+
+def _kind(module: nn.Module) -> str | None:
+    for step in _steps(module):
+        if isinstance(step, WeightNormalizer):
+            return step.card.name
+        if (kind := COMPUTED.get(type(step).__name__)) is not None:
+            return kind
+    if not isinstance(getattr(module, "weight", None), nn.Parameter):
+        return None
+    names = [base.__name__ for base in type(module).__mro__]
+    return next((kind for mark, kind in CLASSES for n in names if re.search(mark, n)), None)
+
+
+def _steps(module: nn.Module) -> list[Any]:
+    """What computes the tensors of a module."""
+    steps: list[Any] = list(module._forward_pre_hooks.values())
+    if is_parametrized(module):
+        for computed in module.parametrizations.values():  # type: ignore[operator]
+            steps += computed
+    return steps

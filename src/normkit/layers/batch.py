@@ -39,6 +39,7 @@ class BatchNormalizer(Normalizer):
     nonfinite_batches: Tensor
     arrivals: Tensor  # for kernels: see core/fusion.py
 
+    plain_statistics = True
     shares_map = False  # whether all samples of a batch get the same map
     second_buffer = "running_var"  # what is kept beside the mean
     second_start = 1.0
@@ -92,6 +93,14 @@ class BatchNormalizer(Normalizer):
     def statistics_size(self) -> int:
         """How many running means there are."""
         return self.channels
+
+    @property
+    def running_correction(self) -> int:  # type: ignore[override]
+        return self.running_var_correction
+
+    def running_buffers(self) -> dict[str, Tensor]:
+        names = ("running_mean", self.second_buffer)
+        return {name: b for name in names if (b := self._buffers[name]) is not None}
 
     def uses_batch(self) -> bool:
         """Whether the statistics come from the batch: in training, or where none are kept."""
@@ -261,7 +270,8 @@ class BatchNormalizer(Normalizer):
 
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         """The running statistics of a trained batch norm, in the form this layer keeps."""
-        return bn.mean, bn.var
+        mean, second = self.encode_statistics(bn.mean, bn.var).values()
+        return mean, second
 
     def start_from(self, bn: TrainedBN) -> dict[str, str]:
         taken = super().start_from(bn)
@@ -279,9 +289,8 @@ class BatchNormalizer(Normalizer):
 
     def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
         """Mean and variance of each channel, from what the layer keeps; None if it keeps none."""
-        if self.running_mean is None or self.running_var is None:
-            return None
-        return self.running_mean, self.running_var
+        buffers = self.running_buffers()
+        return self.decode_statistics(buffers) if buffers else None
 
     def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
         bn = replace(super().as_batch_norm(like), pools_samples=True)

@@ -11,7 +11,6 @@ from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool, Ramps
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.running import is_recomputation
-from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer, over_runs
 from normkit.layers.measured import Refusal
@@ -58,6 +57,7 @@ class BatchRenorm(BatchNormalizer):
     for_small_batches = True
     withheld = frozenset({"running_var_correction", "on_single"})
     second_buffer = "running_std"
+    running_correction = 0
     running_std: Tensor | None
     old_mean: Tensor
     old_std: Tensor
@@ -160,9 +160,8 @@ class BatchRenorm(BatchNormalizer):
         scale = 1 / self.running_std[None]
         return Coefficients(scale, -self.running_mean * scale)
 
-    def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
-        return bn.mean, torch.sqrt(bn.var + self.eps)
+    def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return buffers["running_mean"], buffers["running_std"].square() - self.eps
 
-    def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
-        assert self.running_mean is not None and self.running_std is not None
-        return self.running_mean, self.running_std.square() - self.eps
+    def encode_statistics(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
+        return {"running_mean": mean, "running_std": torch.sqrt(var + self.eps)}

@@ -113,6 +113,10 @@ class BCN(BatchNormalizer):
             if update_rate is not None:
                 self.set_update_rate(update_rate)
 
+    @property
+    def running_correction(self) -> int:  # type: ignore[override]
+        return 0 if self.micro else super().running_correction
+
     def uses_moments(self) -> bool:
         return True  # the group norm has no other statistics
 

@@ -9,11 +9,12 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
 from normkit.core.groups import largest_divisor, resolve_groups
-from normkit.core.layout import Channels, Layout, Pieces
+from normkit.core.layout import Channels, Layout, Pieces, dense
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.pieces import Cut, cut
 from normkit.core.trained import TrainedBN
+from normkit.engine import plain
 from normkit.engine.normalize import normalize
 from normkit.errors import ShapeError
 from normkit.layers.batch import BatchNormalizer
@@ -61,6 +62,7 @@ class BGN(BatchNormalizer):
         pools_samples=True,
         exact_from_bn=True,
     )
+    plain_statistics = False
     shares_map = True
 
     def __init__(
@@ -180,6 +182,21 @@ class BGN(BatchNormalizer):
             pooled = rows.pooled_by(pieces.group, self.groups)
         self.track(pooled)
         return self.each_sample(pooled, moments)
+
+    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
+        """Groups of channels from the table; strips and pieces of channels from x."""
+        wide, uneven = divmod(self.channels, self.groups)
+        if not uneven:
+            return moments.pooled(channels=wide)
+        _, pieces = self.division(x)
+        x = dense(x.detach().to(moments.mean.dtype))
+        layout = self.cells(x)
+        cells = Moments(*plain.moments(x, layout), layout.count)
+        if pieces is None:
+            return cells
+        pooled = cells.pooled_by(pieces.group, self.groups)
+        assert isinstance(pooled.count, Tensor)
+        return Moments(pooled.mean, pooled.var, pooled.count[:1])  # the same for every image
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:

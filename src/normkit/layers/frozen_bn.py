@@ -52,6 +52,8 @@ class FrozenBN(Normalizer):
     running_var: Tensor
 
     withheld = frozenset({"affine"})
+    plain_statistics = True
+    running_correction = 1
 
     def __init__(self, channels: int, **options: Any) -> None:
         super().__init__(channels, **options)
@@ -61,6 +63,9 @@ class FrozenBN(Normalizer):
         self.register_buffer("bias", self._statistic(0.0))
         self.register_buffer("running_mean", self._statistic(0.0))
         self.register_buffer("running_var", self._statistic(1.0))
+
+    def running_buffers(self) -> dict[str, Tensor]:
+        return {"running_mean": self.running_mean, "running_var": self.running_var}
 
     def cells(self, x: Tensor) -> Layout:
         return Batch.of(x) if Batch.fits(x) else Channels.of(x)

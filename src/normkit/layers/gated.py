@@ -95,6 +95,12 @@ def centered(moments: Moments, center_weight: Tensor | None) -> tuple[Moments, T
     return Moments(moments.mean + added, moments.var, moments.count), added
 
 
+def centered_by(moments: Moments, center_weight: Tensor | None) -> Moments:
+    """The moments of the centered input alone, in their own type and without a gradient."""
+    weight = None if center_weight is None else center_weight.detach().to(moments.mean.dtype)
+    return centered(moments, weight)[0]
+
+
 def gate(means: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
     """A factor between 0 and 1 for each sample and channel."""
     return torch.sigmoid(bias.to(means.dtype) if weight is None else weight * means + bias)

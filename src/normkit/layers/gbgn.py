@@ -10,7 +10,6 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.moments import Coefficients, Moments, spread
-from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.measured import MIXTURE, OWN_STATISTICS, Refusal, grouped
@@ -55,6 +54,7 @@ class GBGN(BatchNormalizer):
     )
     withheld = frozenset({"running_var_correction", "on_single"})
     second_buffer = "running_second_moment"
+    running_correction = 0
     running_second_moment: Tensor | None
 
     def __init__(
@@ -115,8 +115,12 @@ class GBGN(BatchNormalizer):
             second = (1 - share) * second + share * (own.var + own.mean.square())
         return Moments(first, torch.clamp(second - first.square(), min=0), 1)
 
-    def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
-        return bn.mean, bn.var + bn.mean.square()
+    def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        mean, second = buffers["running_mean"], buffers["running_second_moment"]
+        return mean, second - mean.square()
+
+    def encode_statistics(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
+        return {"running_mean": mean, "running_second_moment": var + mean.square()}
 
     def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
         if self.running_mean is None:

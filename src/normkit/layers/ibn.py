@@ -42,6 +42,7 @@ class IBN(BatchNormalizer):
     """
 
     card = Card(name="ibn", title="IBN-a", paper="Pan et al. 2018 (IBN-Net)", pools_samples=True)
+    plain_statistics = False
 
     def __init__(self, channels: int, *, ratio: float = 0.5, **options: Any) -> None:
         channels = self._positive("channels", channels)
@@ -76,6 +77,10 @@ class IBN(BatchNormalizer):
         rows = mean.shape[0]
         joined = (torch.cat([a, b.expand(rows, -1)], 1) for a, b in zip(own, shared, strict=True))
         return Coefficients(*joined).then(self.weight, self.bias)
+
+    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
+        k = self.split
+        return Moments(moments.mean[:, k:], moments.var[:, k:], moments.count)
 
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         return bn.mean[self.split :], bn.var[self.split :]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
-from normkit.layers.gated import Gated, centered, gate
+from normkit.layers.gated import Gated, centered, centered_by, gate
 
 
 class RBN(Gated):
@@ -47,6 +47,7 @@ class RBN(Gated):
         pools_samples=True,
         exact_from_bn=True,
     )
+    plain_statistics = False  # those of the centered input
     center_weight: Tensor | None
     gate_start = 1.0
     looks_at = "normalized"
@@ -56,6 +57,9 @@ class RBN(Gated):
         self.centering = centering
         wanted = centering and not self.minus
         self.register_parameter("center_weight", self._new(0.0) if wanted else None)
+
+    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
+        return centered_by(moments, self.center_weight)
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         assert moments is not None

@@ -52,6 +52,8 @@ class SN(BatchNormalizer):
     )
     withheld = frozenset({"running_var_correction", "on_single"})
     beyond_batch_norm = ("mixture",)
+    plain_statistics = False  # may be of unbiased variances
+    running_correction = 0
     mean_weight: Tensor
     var_weight: Tensor
     bn_start = 5.0  # softmax([0, 0, 5]) is 0.987 for the batch part and still trains
@@ -137,6 +139,9 @@ class SN(BatchNormalizer):
         if self.training and self.running_mean is not None:
             mean, var = over_runs(pooled.mean, pooled), over_runs(pooled.var, pooled)
             self.remember(running_mean=mean, running_var=var)
+
+    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
+        return Moments(moments.mean, moments.unbiased(int(self.unbiased)), moments.count)
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:

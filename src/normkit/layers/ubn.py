@@ -29,7 +29,7 @@ from normkit.layers.bnet import (
     odd,
     start_kernel,
 )
-from normkit.layers.gated import centered
+from normkit.layers.gated import centered, centered_by
 from normkit.layers.gated import gate as gate_of
 from normkit.layers.measured import Refusal
 from normkit.layers.ubn_readings import BY_PRESET, CHOICES, READINGS, resolve
@@ -80,6 +80,7 @@ class UBN(BatchNormalizer):
     )
     reads_each_sample = True
     counts_what_it_blends = False  # a batch that meets a frozen layer is counted as well
+    plain_statistics = False  # those of the centered input
     score: Tensor
     center_weight: Tensor | None
     gate_weight: Tensor | None
@@ -226,6 +227,10 @@ class UBN(BatchNormalizer):
             torch.where(condensed, batch.var, before.var),
             pooled.count,
         )
+
+    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
+        raw = self.reading["stats_from"] == "raw"
+        return moments if raw else centered_by(moments, self.center_weight)
 
     # ---------------------------------------------------------------- stage 2: normalization
 

@@ -15,7 +15,7 @@ from normkit.calibration.accumulation.meeting import Meeting
 from normkit.calibration.accumulation.recomputing import join
 from normkit.calibration.accumulation.records import Part, Record
 from normkit.calibration.accumulation.sharing import party
-from normkit.calibration.surroundings import RandomState, Surroundings
+from normkit.calibration.side_by_side import RandomState, ThreadState
 from normkit.errors import NothingToDo, OptionError
 from normkit.inspection import Survey
 
@@ -83,7 +83,7 @@ def _passage(
     record = records.setdefault(place, Record(path, own))
     index = one.run.index
     leaves, spec = tree_flatten((args, kwargs))
-    part = Part(leaves, spec, RandomState.here(), Surroundings.here())
+    part = Part(leaves, spec, RandomState.here(), ThreadState.here())
     record.parts[index] = part
     versions = [t._version for t in part.inputs]
     one.log = record.log

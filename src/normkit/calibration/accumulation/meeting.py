@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normkit.calibration.accumulation.sharing import Compute, Shared
 from normkit.calibration.accumulation.tables import bounds_of, joined, rows
-from normkit.calibration.lockstep import Run
+from normkit.calibration.side_by_side import RunHandle
 from normkit.core.moments import Moments
 
 Log = Callable[[Shared, Moments, list[int]], None]
@@ -25,7 +25,7 @@ class Meeting:
     micro-batches, so that its backward adds up what each of them sends into the statistics.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunHandle) -> None:
         self.run = run
         self.times: Counter[str] = Counter()
         self.log: Callable[[Shared, Moments, list[int]], None] | None = (

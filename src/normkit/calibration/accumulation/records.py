@@ -12,7 +12,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from normkit.calibration.accumulation.sharing import Shared
 from normkit.calibration.accumulation.tables import bounds_of
-from normkit.calibration.surroundings import RandomState, Surroundings
+from normkit.calibration.side_by_side import RandomState, ThreadState
 from normkit.core.moments import Moments
 
 Forward = Any
@@ -51,7 +51,7 @@ class Part:
     leaves: list[Any]
     spec: TreeSpec
     random: RandomState
-    around: Surroundings
+    around: ThreadState
 
     @property
     def inputs(self) -> list[Tensor]:

@@ -15,8 +15,8 @@ from normkit.calibration.accumulation.meeting import Meeting
 from normkit.calibration.accumulation.offloading import offloaded
 from normkit.calibration.accumulation.records import Record
 from normkit.calibration.accumulation.sharing import Shared, belonging_to, catchable
-from normkit.calibration.lockstep import current, together
-from normkit.calibration.snapshot import Snapshot
+from normkit.calibration.result import BufferSnapshot
+from normkit.calibration.side_by_side import current_run, run_side_by_side
 from normkit.errors import OptionError
 from normkit.inspection import Survey, survey
 from normkit.inspection.batches import samples_in
@@ -75,7 +75,7 @@ class Accumulation:
         """
         if self._stack is None:
             raise OptionError("Call a step inside of 'with accumulate(model) as step:'.")
-        if current() is not None:
+        if current_run() is not None:
             raise OptionError("A step cannot run inside of another one.")
         if backward and not torch.is_grad_enabled():
             raise OptionError(
@@ -86,13 +86,13 @@ class Accumulation:
         shares = _shares(batches, weights)
         self._refuse()
         self._records.clear()
-        state, before = self._versions(), Snapshot(norm.module for norm in self.norms)
+        state, before = self._versions(), BufferSnapshot(norm.module for norm in self.norms)
         jobs = [
             self._job(batch, share, loss_fn) for batch, share in zip(batches, shares, strict=True)
         ]
         try:
             with torch.set_grad_enabled(backward and torch.is_grad_enabled()):
-                losses = together(jobs)
+                losses = run_side_by_side(jobs)
             self._warn_of_changes(state)
             total = torch.stack([loss.reshape(()) for loss in losses]).sum()
             if backward:
@@ -130,7 +130,7 @@ class Accumulation:
 
     def _job(self, batch: Any, share: float, loss_fn: LossFunction) -> Callable[[], Tensor]:
         def job() -> Tensor:
-            run = current()
+            run = current_run()
             assert run is not None
             with belonging_to(Meeting(run)), offloaded(self.offload):
                 loss = loss_fn(self.model, batch)

@@ -10,15 +10,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.batches import HINT, each_batch, output_of
+from normkit.diagnosis.batches import each_batch, output_of
 from normkit.diagnosis.expecting import progressive
 from normkit.diagnosis.observe.activations import AfterActivation
 from normkit.diagnosis.observe.measurements import MEASURES, Measurements, Record
 from normkit.diagnosis.observe.norm_record import NormRecord
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import Site, select, survey, undisturbed
-from normkit.inspection.batches import naming
-from normkit.inspection.calling import Forward
+from normkit.inspection.batches import Forward, explained
 from normkit.inspection.keeping import running_of
 from normkit.inspection.quiet import refuse_lazy
 
@@ -136,7 +135,7 @@ def recorded(
         for number, batch in enumerate(each_batch(batches, model, most, forward), 1):
             if number == 1:
                 # which activation follows which norm is seen, not guessed
-                with naming(batch.inputs, number, HINT):
+                with explained(batch.inputs, number):
                     seen = survey(model, batch.inputs)
                 chosen = [seen[site.path] for site in sites]
                 _hook(model, chosen, wanted, samples, order, stack)

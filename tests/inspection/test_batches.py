@@ -10,9 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import OptionError, ShapeError
-from normkit.inspection.batches import inputs_of, naming, samples_in, tensors_in
-from normkit.inspection.calling import Call, images_in, run, takes_list
-from normkit.inspection.quiet import refuse_meta, undisturbed
+from normkit.inspection.batches import (
+    ModelCall,
+    explained,
+    images_in,
+    inputs_of,
+    run,
+    samples_in,
+    takes_list,
+    tensors_in,
+)
+from normkit.inspection.checks import refuse_meta
+from normkit.inspection.run import undisturbed
 
 
 class Sum(nn.Module):
@@ -62,16 +71,16 @@ def test_images_alone_are_no_pair() -> None:
 
 
 def test_a_call_brings_its_forward_and_its_size() -> None:
-    call = Call(lambda model, batch: model(batch["x"], batch["x"]), {"x": torch.ones(2, 1)})
+    call = ModelCall(lambda model, batch: model(batch["x"], batch["x"]), {"x": torch.ones(2, 1)})
     assert run(Sum(), call).tolist() == [[2.0], [2.0]]
     assert [t.shape for t in tensors_in(call)] == [(2, 1)]
     assert samples_in(call) == 2
-    assert samples_in(Call(run, IMAGES, 2)) == 2
+    assert samples_in(ModelCall(run, IMAGES, 2)) == 2
 
 
 @pytest.mark.parametrize("error", [AttributeError("no items"), KeyError("x"), IndexError("1")])
 def test_a_model_that_does_not_expect_the_batch_is_explained(error: Exception) -> None:
-    with pytest.raises(ShapeError, match=r"batch 3, \(2, 1\)"), naming(torch.ones(2, 1), 3, ""):
+    with pytest.raises(ShapeError, match=r"batch 3, \(2, 1\)"), explained(torch.ones(2, 1), 3):
         raise error
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from normkit.calibration.lockstep import current, together
+from normkit.calibration.side_by_side import current_run, run_side_by_side
 from normkit.errors import OptionError
 
 
 def meet(key: str, what: Any, combine: Callable[[list[Any]], list[Any]]) -> Any:
-    run = current()
+    run = current_run()
     assert run is not None
     return run.meet(key, what, combine)
 
@@ -36,9 +36,9 @@ def test_runs_exchange_at_meetings_in_one_order() -> None:
 
         return run
 
-    first = together([job(i) for i in range(3)])
+    first = run_side_by_side([job(i) for i in range(3)])
     once, said[:] = list(said), []
-    assert together([job(i) for i in range(3)]) == first
+    assert run_side_by_side([job(i) for i in range(3)]) == first
     assert said == once  # the same order each time
     assert first == [63, 64, 65]  # 0 + 1 + 2 = 3, 3 + 4 + 5 = 12, 15 + 16 + 17 = 48
     assert alive() == []
@@ -52,7 +52,7 @@ def test_an_error_in_one_run_ends_all_and_is_raised() -> None:
         raise ZeroDivisionError("here")
 
     with pytest.raises(ZeroDivisionError, match="here"):
-        together([fine, broken, fine])
+        run_side_by_side([fine, broken, fine])
     assert alive() == []
 
 
@@ -61,7 +61,7 @@ def test_an_error_while_combining_is_raised() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        together([lambda: meet("a", 1, refuse)] * 3)
+        run_side_by_side([lambda: meet("a", 1, refuse)] * 3)
     assert alive() == []
 
 
@@ -76,7 +76,7 @@ def test_runs_that_part_ways_are_an_error_and_no_deadlock(other: str) -> None:
 
     for jobs in ([one, two], [two, one], [one, one, two]):
         with pytest.raises(OptionError, match="different ways"):
-            together(jobs)
+            run_side_by_side(jobs)
     assert alive() == []
 
 
@@ -90,14 +90,14 @@ def test_each_run_has_its_own_random_numbers_and_the_callers_go_on() -> None:
         return drawn
 
     torch.manual_seed(1)
-    many = together([job] * 3)
+    many = run_side_by_side([job] * 3)
     after = torch.rand(())
     torch.manual_seed(1)
     torch.randint(1 << 62, (3,))  # what the seeds are drawn with
     assert torch.rand(()) == after
     assert len({x for drawn in many for x in drawn}) == 12
     torch.manual_seed(1)
-    assert together([job] * 3) == many
+    assert run_side_by_side([job] * 3) == many
 
 
 def test_runs_see_the_gradient_and_autocast_mode_of_the_caller() -> None:
@@ -107,8 +107,8 @@ def test_runs_see_the_gradient_and_autocast_mode_of_the_caller() -> None:
         return torch.is_grad_enabled(), on, torch.get_autocast_dtype("cpu")
 
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert together([job] * 2) == [(False, True, torch.bfloat16)] * 2
-    assert [found[:2] for found in together([job] * 2)] == [(True, False)] * 2
+        assert run_side_by_side([job] * 2) == [(False, True, torch.bfloat16)] * 2
+    assert [found[:2] for found in run_side_by_side([job] * 2)] == [(True, False)] * 2
 
 
 def test_one_graph_over_all_runs() -> None:
@@ -117,7 +117,7 @@ def test_one_graph_over_all_runs() -> None:
     def job(i: int) -> Callable[[], torch.Tensor]:
         return lambda: meet("sum", x[i] * 2, lambda parts: [sum(parts) ** 2] * len(parts)) * x[i]
 
-    loss = torch.stack(together([job(i) for i in range(4)])).sum()
+    loss = torch.stack(run_side_by_side([job(i) for i in range(4)])).sum()
     (found,) = torch.autograd.grad(loss, x)
     (expected,) = torch.autograd.grad((x * 2).sum() ** 2 * x.sum(), x)
     torch.testing.assert_close(found, expected)

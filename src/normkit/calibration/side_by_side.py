@@ -12,12 +12,14 @@ values of its input may not; that is an error, not a deadlock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from normkit.calibration.surroundings import RandomState, Surroundings
 from normkit.errors import OptionError
 
 _here = threading.local()
@@ -29,15 +31,15 @@ class Abandoned(BaseException):
     """Another run has failed, so this one cannot go on."""
 
 
-def current() -> Run | None:
+def current_run() -> RunHandle | None:
     """The run that the code at hand is part of."""
     return getattr(_here, "run", None)
 
 
-class Run:
+class RunHandle:
     """One of the runs, as the code in it sees it."""
 
-    def __init__(self, group: Group, index: int) -> None:
+    def __init__(self, group: RunGroup, index: int) -> None:
         self.group, self.index = group, index
 
     def meet(self, key: Any, what: Any, combine: Combine) -> Any:
@@ -48,7 +50,7 @@ class Run:
         return self.group._meet(self.index, key, what, combine)
 
 
-class Group:
+class RunGroup:
     """The runs, and whose turn it is."""
 
     def __init__(self, jobs: Sequence[Callable[[], Any]], seeds: Sequence[int]) -> None:
@@ -64,7 +66,7 @@ class Group:
 
     def run(self) -> list[Any]:
         """Run all jobs to their ends; the first error of one of them ends all, and is raised."""
-        around = Surroundings.here()
+        around = ThreadState.here()
         threads = [
             threading.Thread(target=self._live, args=(i, around), daemon=True, name=f"run {i}")
             for i in range(self.size)
@@ -89,8 +91,8 @@ class Group:
 
     # ---------------------------------------------------------------- inside the threads
 
-    def _live(self, index: int, around: Surroundings) -> None:
-        _here.run = Run(self, index)
+    def _live(self, index: int, around: ThreadState) -> None:
+        _here.run = RunHandle(self, index)
         try:
             self._wait(index, lambda: True)
             with around.again():
@@ -161,7 +163,88 @@ class Group:
             self.changed.notify_all()
 
 
-def together(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of jobs that run side by side; ``current().meet`` is where they wait."""
+def run_side_by_side(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The results of jobs that run side by side; ``current_run().meet`` is where they wait."""
     seeds = torch.randint(1 << 62, (len(jobs),)).tolist()
-    return Group(jobs, seeds).run()
+    return RunGroup(jobs, seeds).run()
+
+
+@dataclass(frozen=True)
+class ThreadState:
+    """What torch keeps per thread: autocast, gradient mode, the current CUDA stream."""
+
+    gradients: bool
+    inference: bool
+    autocast: tuple[tuple[str, bool, torch.dtype, bool], ...]
+    stream: Any
+
+    @classmethod
+    def here(cls) -> ThreadState:
+        cached = torch.is_autocast_cache_enabled()
+        devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        return cls(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            tuple(
+                (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cached)
+                for d in devices
+            ),
+            torch.cuda.current_stream() if torch.cuda.is_initialized() else None,
+        )
+
+    @contextmanager
+    def again(self, gradients: bool | None = None, cache: bool = True) -> Iterator[None]:
+        """Be there again; with another gradient mode, if wanted.
+
+        Autocast remembers weights that it has narrowed, in older torch also those narrowed without
+        a gradient (pytorch#158232): where the gradient mode changes, it must not.
+        """
+        with ExitStack() as stack:
+            if self.stream is not None:
+                stack.enter_context(torch.cuda.stream(self.stream))
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
+            for device, enabled, dtype, cached in self.autocast:
+                stack.enter_context(
+                    torch.autocast(device, dtype, enabled, cache_enabled=cached and cache)
+                )
+            wanted = self.gradients if gradients is None else gradients
+            stack.enter_context(torch.set_grad_enabled(wanted))
+            yield
+
+
+@dataclass(frozen=True, eq=False)
+class RandomState:
+    """The states of torch's random number generators, or a seed for them."""
+
+    cpu: Tensor | None
+    cuda: tuple[Tensor, ...]
+    seed: int | None = None
+
+    @classmethod
+    def here(cls) -> RandomState:
+        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
+        return cls(torch.get_rng_state(), cuda)
+
+    @classmethod
+    def seeded(cls, seed: int) -> RandomState:
+        return cls(None, (), seed)
+
+    def restore(self) -> None:
+        if self.seed is not None:
+            torch.manual_seed(self.seed)
+            return
+        assert self.cpu is not None
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """These random numbers inside, the ones from before outside."""
+        outside = RandomState.here()
+        try:
+            self.restore()
+            yield
+        finally:
+            outside.restore()

@@ -1,13 +1,13 @@
-"""Models that cannot be looked into or changed as they are, and what to do instead."""
+"""Models that cannot be looked into, run or changed as they are, and what to do instead."""
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import chain
 
 from torch import nn
 from torch._ops import OpOverload
 
-from normkit.errors import OptionError
+from normkit.errors import OptionError, ShapeError
 
 # by the name of a class among the bases, since importing compilers and the like takes seconds
 INSIDE = {  # where the model is that they wrap
@@ -50,10 +50,23 @@ def refuse_wrapped(model: nn.Module) -> None:
                 )
             if name in GONE:
                 raise OptionError(f"{place} {GONE[name]}")
-        if "GraphModule" in names and _is_of_operators(module):
+        # a GraphModule of symbolic_trace calls modules, not operators, and is fine
+        nodes = module.graph.nodes if "GraphModule" in names else ()  # type: ignore[union-attr]
+        if any(isinstance(node.target, OpOverload) for node in nodes):  # type: ignore[union-attr]
             raise OptionError(f"{place} {EXPORTED}")
 
 
-def _is_of_operators(module: Any) -> bool:
-    """Whether a GraphModule calls operators; one of symbolic_trace calls modules, and is fine."""
-    return any(isinstance(node.target, OpOverload) for node in module.graph.nodes)
+def refuse_lazy(model: nn.Module) -> None:
+    """An error for a model whose first run would create its parameters."""
+    lazy = (nn.UninitializedParameter, nn.UninitializedBuffer)
+    if any(isinstance(t, lazy) for t in chain(model.parameters(), model.buffers())):
+        raise ShapeError("The model has lazy layers. Run one batch through it first.")
+
+
+def refuse_meta(model: nn.Module) -> None:
+    """An error for a model that has shapes and no values."""
+    if any(t.is_meta for t in chain(model.parameters(), model.buffers())):
+        raise OptionError(
+            "The model is on the meta device, which has no values. Try model.to_empty(device=...) "
+            "and load its weights."
+        )

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from normkit.calibration.certainty import Certainty
 from normkit.calibration.fingerprint import Fingerprint, of_state
+from normkit.calibration.measuring import StandardErrors
 from normkit.core.moments import Moments
 from normkit.errors import OptionError
-from normkit.inspection.tally import Tally
+from normkit.inspection.statistics import MergedMoments
 
 
 def table(x: Tensor) -> Moments:
@@ -19,8 +19,8 @@ def table(x: Tensor) -> Moments:
     return Moments(x.mean(2), x.var(2, correction=0), x.shape[2])
 
 
-def of(x: Tensor) -> Tally:
-    return Tally.of(table(x))
+def of(x: Tensor) -> MergedMoments:
+    return MergedMoments.of(table(x))
 
 
 def test_parts_of_any_size_merge_to_the_whole() -> None:
@@ -68,14 +68,14 @@ def test_standard_errors_are_the_spread_of_repeated_estimates() -> None:
     repeats, n = 400, 50
     estimates, errors = [], []
     for _ in range(repeats):
-        found, sure = None, Certainty()
+        found, sure = None, StandardErrors()
         for batch in images(n).split(16):  # batches do not matter
             part = of(batch)
             found = part if found is None else found.merged(part)
             sure.add(table(batch))
         assert found is not None
         estimates.append(torch.stack([found.mean, found.var]))
-        errors.append(torch.stack(sure.errors(found)))
+        errors.append(torch.stack(sure.of(found)))
     true = torch.stack(estimates).std(0)
     # a spread from 400 repeats is itself sure to 1/√800 = 3.5 %; four times that, and the bias of
     # a standard error from 50 images, which is below 2 %
@@ -86,39 +86,39 @@ def test_standard_errors_are_the_spread_of_repeated_estimates() -> None:
 def test_pixels_are_no_independent_observations() -> None:
     """Counted by pixels, the error of these means would come out three times too small."""
     x = images(200)
-    sure = Certainty()
+    sure = StandardErrors()
     sure.add(table(x))
-    by_image = sure.errors(of(x))[0]
+    by_image = sure.of(of(x))[0]
     by_pixel = (of(x).var / of(x).count).sqrt()
     assert (by_image > 2 * by_pixel).all()
 
 
 def test_images_of_different_size_count_by_their_size() -> None:
     small, large = images(30), torch.cat([images(30)] * 4, 2)
-    sure = Certainty()
+    sure = StandardErrors()
     sure.add(table(small))
     sure.add(table(large))
     both = of(small).merged(of(large))
     w = torch.tensor([9.0] * 30 + [36.0] * 30, dtype=torch.float64)[:, None]
     m = torch.cat([small.mean(2), large.mean(2)])
     expected = ((w * (m - both.mean)).square().sum(0) * 60 / 59).sqrt() / w.sum()
-    torch.testing.assert_close(sure.errors(both)[0], expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(sure.of(both)[0], expected, rtol=1e-9, atol=0)
     v = torch.cat([small.var(2, correction=0), large.var(2, correction=0)])
     own = v + (m - both.mean).square()  # what each image contributes to the variance
     expected = ((w * (own - both.var)).square().sum(0) * 60 / 59).sqrt() / w.sum()
-    torch.testing.assert_close(sure.errors(both)[1], expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(sure.of(both)[1], expected, rtol=1e-9, atol=0)
 
 
 def test_one_image_is_no_evidence() -> None:
-    sure = Certainty()
+    sure = StandardErrors()
     sure.add(table(images(1)))
-    assert torch.isinf(sure.errors(of(images(1)))[0]).all()
+    assert torch.isinf(sure.of(of(images(1)))[0]).all()
 
 
 def test_a_dead_channel_is_sure() -> None:
     x = images(40)
     x[:, 1] = 0
-    sure = Certainty()
+    sure = StandardErrors()
     sure.add(table(x))
     relative = sure.relative(of(x), eps=1e-5)
     assert relative[1] == 0

@@ -9,9 +9,13 @@ from torch import nn
 import normkit as nk
 from normkit import inspection
 from normkit.engine.dispatch import use_backend
-from normkit.inspection.keepers import Keeper, table_of
-from normkit.inspection.keeping import reader_of, running_of
-from normkit.inspection.tally import Pooling
+from normkit.inspection.statistics import (
+    MomentsAccumulator,
+    NormStatistics,
+    channel_moments,
+    pooled_statistics_of,
+    running_moments,
+)
 
 
 def test_the_norm_of_a_site() -> None:
@@ -33,8 +37,8 @@ NOTHING_KEPT = {
 
 @pytest.mark.parametrize("name", NOTHING_KEPT)
 def test_norms_without_statistics_over_samples(name: str) -> None:
-    assert reader_of(NOTHING_KEPT[name]) is None
-    assert running_of(NOTHING_KEPT[name]) is None
+    assert pooled_statistics_of(NOTHING_KEPT[name]) is None
+    assert running_moments(NOTHING_KEPT[name]) is None
 
 
 def test_a_norm_of_no_known_kind_is_read_by_the_names_of_its_buffers() -> None:
@@ -44,7 +48,7 @@ def test_a_norm_of_no_known_kind_is_read_by_the_names_of_its_buffers() -> None:
             self.register_buffer("running_mean", torch.tensor([1.0, 2.0]))
             self.register_buffer("running_var", torch.tensor([3.0, 4.0]))
 
-    found = running_of(Scaler())
+    found = running_moments(Scaler())
     assert found is not None
     assert found.mean.tolist() == [[1, 2]]
     assert found.var.tolist() == [[3, 4]]
@@ -53,7 +57,7 @@ def test_a_norm_of_no_known_kind_is_read_by_the_names_of_its_buffers() -> None:
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(3), nk.GBGN(3, groups=1)], ids=["var", "second"])
 def test_what_is_read_is_what_is_there(norm: nn.Module) -> None:
     """A variance below zero is a finding; where statistics are mixed it counts as zero."""
-    reader = reader_of(norm)
+    reader = pooled_statistics_of(norm)
     assert reader is not None
     for buffer in reader.buffers.values():
         buffer.fill_(-1)
@@ -71,27 +75,27 @@ def test_tables_do_not_depend_on_the_backend_or_the_memory() -> None:
     strided = torch.stack([x, x], -1)[..., 0]
     with use_backend("triton"):
         for each in (x, strided, x.to(memory_format=torch.channels_last)):
-            torch.testing.assert_close(table_of(each).var, expected)
-    torch.testing.assert_close(table_of(x, -1).mean, x.double().mean((1, 2)))
+            torch.testing.assert_close(channel_moments(each).var, expected)
+    torch.testing.assert_close(channel_moments(x, -1).mean, x.double().mean((1, 2)))
 
 
 def test_large_inputs_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(7, 4, 5)
-    whole, layer = table_of(x), nk.BGN(4, groups=3)
-    reader = reader_of(layer)
+    whole, layer = channel_moments(x), nk.BGN(4, groups=3)
+    reader = pooled_statistics_of(layer)
     assert reader is not None
     kept = reader.table(x)
-    monkeypatch.setattr("normkit.inspection.keepers.AT_ONCE", 40)  # two samples
-    torch.testing.assert_close(table_of(x).mean, whole.mean)
+    monkeypatch.setattr("normkit.inspection.statistics.AT_ONCE", 40)  # two samples
+    torch.testing.assert_close(channel_moments(x).mean, whole.mean)
     torch.testing.assert_close(reader.table(x).var, kept.var)
     torch.testing.assert_close(reader.pooled(whole, x).var, kept.pooled(samples=None).var)
 
 
 def test_pooling_weighs_by_the_number_of_values() -> None:
     x = torch.randn(9, 3, 4, dtype=torch.float64)
-    pooling = Pooling()
+    pooling = MomentsAccumulator()
     for part in x.split((1, 5, 3)):
-        pooling.add(table_of(part).pooled(samples=None))
+        pooling.add(channel_moments(part).pooled(samples=None))
     assert pooling.total is not None
     torch.testing.assert_close(pooling.total.mean[0], x.mean((0, 2)))
     torch.testing.assert_close(pooling.total.var[0], x.var((0, 2), correction=0))
@@ -100,6 +104,6 @@ def test_pooling_weighs_by_the_number_of_values() -> None:
 
 def test_the_stored_variance_is_unbiased_where_torch_has_it_so() -> None:
     x = torch.randn(6, 3, dtype=torch.float64)
-    keeper = Keeper("", nn.BatchNorm1d(3), "bn")
-    found = keeper.stored(keeper.pooled(table_of(x), x))
+    keeper = NormStatistics("", nn.BatchNorm1d(3), "bn")
+    found = keeper.stored(keeper.pooled(channel_moments(x), x))
     torch.testing.assert_close(found.var[0], x.var(0))

@@ -1,0 +1,257 @@
+"""The statistics of what norms get as input, over all batches, and how sure they are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.calibration.fingerprint import Fingerprint
+from normkit.calibration.side_by_side import current_run, run_side_by_side
+from normkit.core.moments import Moments
+from normkit.errors import NonFiniteWarning, OptionError
+from normkit.inspection import undisturbed
+from normkit.inspection.batches import BatchReader
+from normkit.inspection.run import Listener, progressive, watch_inputs
+from normkit.inspection.statistics import MergedMoments, NormStatistics, weights_of_rows
+
+FEWEST = 30  # images: a standard error from fewer says little
+
+
+class StandardErrors:
+    """Sums over images from which the standard errors of a layer's statistics follow.
+
+    The pixels of one image are alike, so a million values from ten images are ten observations.
+    Mean and variance of all values are averages over images of m and of v + (m − mean)², each
+    weighted by its number of values; their standard errors are those of weighted averages. A
+    layer that runs several times in one forward counts each run as images of its own.
+    """
+
+    def __init__(self) -> None:
+        self.images = 0
+        self.near: Tensor | None = None  # a mean to start from, so that sums do not cancel
+        self.sums: list[Tensor] = []
+
+    def add(self, table: Moments) -> None:
+        """The images of a batch: a row each."""
+        mean, var = table.mean.to(torch.float64), table.var.to(torch.float64)
+        if self.near is None:
+            self.near = mean.mean(0)
+        w = weights_of_rows(table)
+        d = mean - self.near
+        e = var + d.square()
+        w2 = w.square()
+        new = [t.sum(0) for t in (w, w2, w2 * d, w2 * d * d, w2 * e, w2 * e * e, w2 * d * e)]
+        self.sums = [a + b for a, b in zip(self.sums, new, strict=True)] if self.sums else new
+        self.images += mean.shape[0]
+
+    def of(self, merged: MergedMoments) -> tuple[Tensor, Tensor]:
+        """The standard errors of mean and variance; infinite from one image."""
+        if self.near is None or self.images < 2:
+            unknown = torch.full_like(merged.mean, torch.inf)
+            return unknown, unknown
+        w, w2, w2d, w2dd, w2e, w2ee, w2de = self.sums
+        step = merged.mean - self.near
+        of_mean = w2dd - 2 * step * w2d + step.square() * w2
+        rest = step.square() - merged.var  # v + (m − mean)² − var = e − 2·step·d + rest
+        of_var = (
+            w2ee
+            + 4 * step.square() * w2dd
+            + rest.square() * w2
+            - 4 * step * w2de
+            + 2 * rest * w2e
+            - 4 * step * rest * w2d
+        )
+        small_sample = self.images / (self.images - 1)
+        mean, var = ((small_sample * s.clamp(min=0)).sqrt() / w for s in (of_mean, of_var))
+        return mean, var
+
+    def relative(self, merged: MergedMoments, eps: float) -> Tensor:
+        """Per channel, the larger of the two errors as the normalized output feels it.
+
+        The mean's in units of √(var + eps), the variance's in units of var + eps: a channel that
+        is nearly dead cannot keep the others waiting.
+        """
+        mean, var = self.of(merged)
+        scale = (merged.var + eps).clamp(min=torch.finfo(torch.float64).tiny)
+        return torch.maximum(mean / scale.sqrt(), var / scale)
+
+
+class InputStatistics:
+    """What one norm got, over all batches so far."""
+
+    def __init__(self, norm: NormStatistics) -> None:
+        self.norm = norm
+        self.merged: MergedMoments | None = None
+        self.errors = StandardErrors()
+        self.images = 0  # samples of the model that have been through
+        self.batches = 0
+        self.calls = 0
+        self.settled = True  # statistics that the input itself depends on have come to rest
+        self.left_out = 0  # calls whose values were not all finite
+
+    def add(self, x: Tensor, images: int) -> None:
+        """The input of one call, in a batch with so many images."""
+        if not self.norm.fits(x):
+            return
+        table = self.norm.table(x)
+        new = MergedMoments.of(table)
+        if not new.is_finite():
+            self.left_out += 1
+            return
+        self.calls += 1
+        self.merged = new if self.merged is None else self.merged.merged(new)
+        rows = table.mean.shape[0]
+        if not isinstance(table.count, Tensor) and rows > images and rows % images == 0:
+            # rows that belong to one image are one observation, as frames or patches are
+            table = table.pooled(samples=rows // images)
+        self.errors.add(table)
+
+    def uncertainty(self) -> Tensor:
+        """The standard errors, relative as the normalized output feels them, per channel."""
+        assert self.merged is not None
+        return self.errors.relative(self.merged, self.norm.eps)
+
+    def is_sure(self, bound: float) -> bool:
+        if self.merged is None or self.errors.images < FEWEST:
+            return False
+        return bool((self.uncertainty() <= bound).all())
+
+
+def measure_inputs(
+    reader: BatchReader,
+    norms: Sequence[NormStatistics],
+    fingerprint: Fingerprint,
+    until: float | None = None,
+    stop_at: nn.Module | None = None,
+) -> list[InputStatistics]:
+    """The statistics of the inputs of norms, over all batches or until they are sure enough."""
+    measured = [InputStatistics(norm) for norm in norms]
+    size = 0
+
+    def listener(one: InputStatistics) -> Listener:
+        return lambda x: one.add(x, size)
+
+    listeners = {one.norm.norm: listener(one) for one in measured}
+    with undisturbed(reader.model), watch_inputs(listeners, stop_at):
+        for number, batch in enumerate(reader, 1):
+            size = batch.size
+            reader.run(batch, number)
+            for one in measured:
+                one.images += size
+                one.batches += 1
+            if number > fingerprint.batches:  # a later pass is no new data
+                fingerprint.add(batch.inputs, batch.images)
+            reached = [one for one in measured if one.merged is not None]
+            if until is not None and reached and all(one.is_sure(until) for one in reached):
+                break
+    for one in measured:
+        if one.left_out:
+            warnings.warn(
+                f"{one.norm.path}: {one.left_out} batch(es) held values that are not finite and "
+                "were left out of the statistics. Look for overflow, or for broken data.",
+                NonFiniteWarning,
+                stacklevel=2,
+            )
+    return measured
+
+
+# -------------------------------------------------------------------- ways through the norms
+
+Write = Callable[[InputStatistics], None]
+
+
+def layerwise(
+    reader: BatchReader,
+    norms: Sequence[NormStatistics],
+    write: Write,
+    until: float | None,
+    fingerprint: Fingerprint,
+) -> list[InputStatistics]:
+    """One pass: each norm's input is measured as it is with the statistics of now."""
+    measured = measure_inputs(reader, norms, fingerprint, until)
+    for one in measured:
+        if one.merged is not None:
+            write(one)
+    return measured
+
+
+def norm_after_norm(
+    reader: BatchReader,
+    norms: Sequence[NormStatistics],
+    write: Write,
+    until: float | None,
+    fingerprint: Fingerprint,
+) -> list[InputStatistics]:
+    """A pass a norm, from the input on: each sees what comes through the new statistics below it.
+
+    The memory is that of one batch. See ``progressive``.
+    """
+    measured = {norm: InputStatistics(norm) for norm in norms}
+
+    def measure(norm: NormStatistics, stop_at: nn.Module | None) -> bool:
+        (one,) = measure_inputs(reader, [norm], fingerprint, until, stop_at)
+        if one.merged is None:
+            return False
+        write(one)
+        measured[norm] = one
+        return True
+
+    for norm, settled in progressive(reader, norms, measure):
+        measured[norm].settled = settled
+    return list(measured.values())
+
+
+def all_batches_together(
+    reader: BatchReader,
+    norms: Sequence[NormStatistics],
+    write: Write,
+    until: float | None,
+    fingerprint: Fingerprint,
+) -> list[InputStatistics]:
+    """The same in one pass: all batches run side by side and wait for each other at each norm.
+
+    One forward of each batch in all, but what they hold between norms is in memory together.
+    """
+    if until is not None:
+        raise OptionError("until= looks at one batch after the other, together=True at all.")
+    batches = list(reader)
+    measured = [InputStatistics(norm) for norm in norms]
+
+    def listener(one: InputStatistics) -> Listener:
+        def combine(inputs: list[Any]) -> list[None]:
+            if one.merged is not None:
+                raise OptionError(
+                    f"{one.norm.path} runs several times in one forward, so its input depends on "
+                    "its own statistics. Try together=False."
+                )
+            for x, batch in zip(inputs, batches, strict=True):
+                one.add(x, batch.size)
+                one.images += batch.size
+                one.batches += 1
+            if one.merged is not None:
+                write(one)
+            return [None] * len(inputs)
+
+        def meet(x: Tensor) -> None:
+            run = current_run()
+            if run is not None and one.norm.fits(x):
+                run.meet(one.norm.path, x, combine)
+
+        return meet
+
+    def job(number: int) -> Callable[[], None]:
+        return lambda: reader.run(batches[number - 1], number)
+
+    listeners = {one.norm.norm: listener(one) for one in measured}
+    with undisturbed(reader.model), watch_inputs(listeners):
+        run_side_by_side([job(number) for number in range(1, len(batches) + 1)])
+    for batch in batches:
+        fingerprint.add(batch.inputs, batch.images)
+    for one in measured:
+        if one.merged is not None:
+            write(one)  # again: leaving the block above has put the buffers back
+    return measured
