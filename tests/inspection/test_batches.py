@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from normkit.errors import OptionError, ShapeError
 from normkit.inspection.batches import (
     ModelCall,
+    call_model,
     explained,
     images_in,
     inputs_of,
-    run,
     samples_in,
     takes_list,
     tensors_in,
@@ -48,8 +48,8 @@ IMAGES = [torch.zeros(3, 4, 5), torch.ones(3, 6, 7)]
 
 def test_a_tuple_is_positional_arguments() -> None:
     a, b = torch.randn(2, 3, 4, 4)
-    assert torch.equal(run(Sum(), (a, b)), a + b)
-    assert torch.equal(run(Sum(), {"a": a, "b": b}), a + b)
+    assert torch.equal(call_model(Sum(), (a, b)), a + b)
+    assert torch.equal(call_model(Sum(), {"a": a, "b": b}), a + b)
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
@@ -57,9 +57,9 @@ def test_a_model_that_says_so_gets_the_list(kind: type) -> None:
     assert takes_list(Detector())
     assert takes_list(Typed())
     assert not takes_list(Sum())
-    found = run(Detector(), kind(IMAGES))
+    found = call_model(Detector(), kind(IMAGES))
     assert [float(x.mean()) for x in found] == [0.0, 1.0]
-    assert run(Typed(), kind(torch.zeros(3, 2, 4, 8, 8))) == 3  # as of feature maps
+    assert call_model(Typed(), kind(torch.zeros(3, 2, 4, 8, 8))) == 3  # as of feature maps
 
 
 def test_images_alone_are_no_pair() -> None:
@@ -72,10 +72,10 @@ def test_images_alone_are_no_pair() -> None:
 
 def test_a_call_brings_its_forward_and_its_size() -> None:
     call = ModelCall(lambda model, batch: model(batch["x"], batch["x"]), {"x": torch.ones(2, 1)})
-    assert run(Sum(), call).tolist() == [[2.0], [2.0]]
+    assert call_model(Sum(), call).tolist() == [[2.0], [2.0]]
     assert [t.shape for t in tensors_in(call)] == [(2, 1)]
     assert samples_in(call) == 2
-    assert samples_in(ModelCall(run, IMAGES, 2)) == 2
+    assert samples_in(ModelCall(call_model, IMAGES, 2)) == 2
 
 
 @pytest.mark.parametrize("error", [AttributeError("no items"), KeyError("x"), IndexError("1")])

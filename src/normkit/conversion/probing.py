@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.inspection import run
+from normkit.inspection import call_model
 
 SEED = 0
 QUICK = 128  # pixels a side that most models take, whatever they were trained with
@@ -32,7 +32,7 @@ class Probe:
 
     def run(self, model: nn.Module) -> Any:
         """What the model returns for the input."""
-        return run(model, self.example)
+        return call_model(model, self.example)
 
 
 def probes(model: nn.Module, example: Any = None) -> Iterator[Probe]:

@@ -1,6 +1,6 @@
 """What is in a model, and what happens in it while it runs. Looks, and changes nothing."""
 
-from normkit.inspection.batches import run as run
+from normkit.inspection.batches import call_model as call_model
 from normkit.inspection.checks import refuse_wrapped as refuse_wrapped
 from normkit.inspection.flow import convolutions_before_norms as convolutions_before_norms
 from normkit.inspection.kinds import is_activation as is_activation

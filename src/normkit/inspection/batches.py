@@ -137,7 +137,7 @@ def read_batch(
     images = None if model is None else images_in(model, inputs)
     if forward is not None or images is not None:
         batch = inputs if forward is None else given
-        inputs = ModelCall(forward or run, batch, None if images is None else len(images))
+        inputs = ModelCall(forward or call_model, batch, None if images is None else len(images))
     target = given if isinstance(given, Mapping) else NO_TARGET
     if isinstance(given, tuple | list) and images is not given and len(given) > 1:
         target = given[1] if len(given) == 2 else tuple(given[1:])
@@ -160,7 +160,7 @@ def inputs_of(batch: Any, model: nn.Module | None = None) -> Any:
     return batch[0]
 
 
-def run(model: nn.Module, example: Any) -> Any:
+def call_model(model: nn.Module, example: Any) -> Any:
     """The model's output for an example: a tensor, positional or keyword arguments, or a call.
 
     A list or tuple of tensors is one argument for a model whose forward says that it takes a list.
@@ -178,7 +178,7 @@ def run(model: nn.Module, example: Any) -> Any:
 def run_batch(model: nn.Module, batch: LoaderBatch, number: int) -> Any:
     """The model's output, None if it was stopped; an error of its own names the batch, from 1."""
     with explained(batch.inputs, number), suppress(StopForward):
-        return run(model, batch.inputs)
+        return call_model(model, batch.inputs)
 
 
 @contextmanager

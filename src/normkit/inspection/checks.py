@@ -51,8 +51,8 @@ def refuse_wrapped(model: nn.Module) -> None:
             if name in GONE:
                 raise OptionError(f"{place} {GONE[name]}")
         # a GraphModule of symbolic_trace calls modules, not operators, and is fine
-        nodes = module.graph.nodes if "GraphModule" in names else ()  # type: ignore[union-attr]
-        if any(isinstance(node.target, OpOverload) for node in nodes):  # type: ignore[union-attr]
+        nodes = module.graph.nodes if "GraphModule" in names else ()
+        if any(isinstance(node.target, OpOverload) for node in nodes):
             raise OptionError(f"{place} {EXPORTED}")
 
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from normkit.inspection.batches import run
+from normkit.inspection.batches import call_model
 from normkit.inspection.checks import refuse_lazy, refuse_wrapped
 from normkit.inspection.kinds import is_activation
 from normkit.inspection.run import undisturbed, version
@@ -125,12 +125,12 @@ class _Recorder(TorchFunctionMode):
     def around(self, path: str) -> tuple[Any, Any]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             given = [x for x in chain(args, kwargs.values()) if x is not None]
-            x = given[0] if given else None
-            is_tensor = isinstance(x, Tensor)
-            paths, _, direct = self.labels.get(x, ((), 0, False)) if is_tensor else ((), 0, False)
-            source = paths[0] if direct else None
-            call = UserCall(path, source, x.dim() if is_tensor else 0, len(given))
-            self.flow.calls.append(call)
+            x: Any = given[0] if given else None
+            axes = x.dim() if isinstance(x, Tensor) else 0
+            source = None
+            if axes and x in self.labels and self.labels[x][2]:
+                source = self.labels[x][0][0]
+            self.flow.calls.append(UserCall(path, source, axes, len(given)))
             self.use([x], path)
             self.inside += 1
 
@@ -141,7 +141,7 @@ class _Recorder(TorchFunctionMode):
 
     def use(self, values: list[Any], user: str) -> list[str]:
         """Note a use of what sources gave; their paths."""
-        used = []
+        used: list[str] = []
         for x in values:
             if isinstance(x, Tensor) and x in self.labels:
                 paths, then, direct = self.labels[x]
@@ -242,7 +242,7 @@ def _flow_of(
     refuse_lazy(model)
     try:
         return record_flow(
-            model, lambda: run(model, example), sources, users, lambda name: name in SUMS
+            model, lambda: call_model(model, example), sources, users, lambda name: name in SUMS
         )
     except Exception as error:
         error.add_note("normkit ran the model on the example to see which layers meet.")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normkit.conversion.plan import Optimizers, Plan
 from normkit.conversion.recipes.assembly import Wish, assemble, look
 from normkit.errors import OptionError
-from normkit.inspection import Site, Survey, run, undisturbed
+from normkit.inspection import Site, Survey, call_model, undisturbed
 
 TABLE = {2: 1, 4: 2, 8: 16, 16: 64, 32: 128, 64: 256, 128: 512}  # images a worker: groups
 
@@ -101,7 +101,7 @@ def _sizes(model: nn.Module, found: Survey, example: Any) -> dict[str, int]:
             handle = site.module.register_forward_pre_hook(noting(site.path))
             stack.callback(handle.remove)
         with undisturbed(model):
-            run(model, example)
+            call_model(model, example)
     return sizes
 
 
