@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from normkit.conversion.probing import Probe, probes
-from normkit.conversion.traffic import Meeting, watch
-from normkit.inspection.site import Site
+from normkit.inspection import Site
+from normkit.inspection.flow import Flow, record_flow
 from normkit.layers.norm_act import NormAct
 
 Pairs = dict[str, "Pair | str"]
@@ -42,29 +43,34 @@ def pairs_of(model: nn.Module, sites: Mapping[str, Site], example: Any) -> tuple
             last = probe
             continue
         try:
-            met, users = watch(model, layers, norms, probe)
+            flow = record_flow(model, partial(probe.run, model), layers, norms)
         except Exception as error:
             if probe.given:
                 error.add_note("normkit ran the model on the example to see which layers meet.")
                 raise
             continue
-        return {path: _seen(site, met.get(path), users) for path, site in sites.items()}, probe
+        return {path: _seen(site, flow) for path, site in sites.items()}, probe
     return _guessed(model, sites), last
 
 
-def _seen(site: Site, meeting: Meeting | None, users: Mapping[str, set[str]]) -> Pair | str:
-    if meeting is None:
+def _seen(site: Site, flow: Flow) -> Pair | str:
+    calls = [call for call in flow.calls if call.path == site.path]
+    if not calls:
         return "it was not reached by this input"
-    if len(meeting.feeders) > 1:
+    feeders = {call.source for call in calls}
+    if len(feeders) > 1:
         return "it is fed from several places"
-    (layer,) = meeting.feeders
+    (layer,) = feeders
     if layer is None:
         return "no convolution or linear layer feeds it"
-    if others := sorted(users[layer] - {site.path}):
+    uses = [use for use in flow.uses if use.source == layer]
+    users = {"a change in place" if use.changed else use.user for use in uses}
+    if others := sorted(users - {site.path}):
         return f"{layer} also feeds {', '.join(others)}"
-    if meeting.more and not isinstance(site.module, NormAct):
+    if any(call.arguments > 1 for call in calls) and not isinstance(site.module, NormAct):
         return "it is called with more than its input, as a residual"
-    return Pair(layer, meeting.axes.pop() if len(meeting.axes) == 1 else None)
+    axes = {call.axes for call in calls}
+    return Pair(layer, axes.pop() if len(axes) == 1 else None)
 
 
 def _guessed(model: nn.Module, sites: Mapping[str, Site]) -> Pairs:

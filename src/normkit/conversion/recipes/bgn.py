@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +12,7 @@ from normkit.conversion.plan import Optimizers, Plan
 from normkit.conversion.recipes.assembly import Wish, assemble, look
 from normkit.errors import OptionError
 from normkit.inspection import Site, Survey, call_model, undisturbed
+from normkit.inspection.run import Listener, watch_inputs
 
 TABLE = {2: 1, 4: 2, 8: 16, 16: 64, 32: 128, 64: 256, 128: 512}  # images a worker: groups
 
@@ -89,19 +89,15 @@ def _sizes(model: nn.Module, found: Survey, example: Any) -> dict[str, int]:
         return {site.path: site.channels for site in found if site.channels and _flat(model, site)}
     sizes: dict[str, int] = {}
 
-    def noting(path: str) -> Any:
-        def note(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], Tensor) and len(args[0]):
-                sizes[path] = min(args[0][0].numel(), sizes.get(path, args[0][0].numel()))
+    def listener(path: str) -> Listener:
+        def note(x: Tensor) -> None:
+            sizes[path] = min(x[0].numel(), sizes.get(path, x[0].numel()))
 
         return note
 
-    with ExitStack() as stack:
-        for site in found:
-            handle = site.module.register_forward_pre_hook(noting(site.path))
-            stack.callback(handle.remove)
-        with undisturbed(model):
-            call_model(model, example)
+    listeners = {site.module: listener(site.path) for site in found}
+    with undisturbed(model), watch_inputs(listeners):
+        call_model(model, example)
     return sizes
 
 
