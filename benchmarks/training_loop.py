@@ -4,7 +4,7 @@
     python -m benchmarks.training_loop --data synthetic:1x8x8x10x1437 --model native:small_cnn
     python -m benchmarks.training_loop --device cuda --model torchvision:resnet18 --stem cifar
 
-What it measures decides ``normkit.lab.train.choosing``.
+What it measures decides ``normkit.lab.train.cuda_graph``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from normkit.core.atomic_write import write_text
 from normkit.errors import NormkitError
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
+from normkit.lab.models.variant import make
 from normkit.lab.train import Training, side_by_side
-from normkit.lab.train.choosing import is_recorded, repeatable
-from normkit.lab.train.environment import environment
-from normkit.lab.train.optimizing import optimizer_of
-from normkit.lab.train.precision import autocast, model_dtype
-from normkit.lab.variants import make
+from normkit.lab.train.cuda_graph import is_recorded, repeatable
+from normkit.lab.train.device import autocast, environment, model_dtype
+from normkit.lab.train.optimizer import optimizer_of
 
 TORCH = "torch"  # the model's own norms, nothing converted
 BARE, DIRECT, RECORDED = "bare loop", "lab", "lab, recorded"

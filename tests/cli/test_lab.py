@@ -20,7 +20,7 @@ import normkit
 from normkit.commands import demo, lab_answer, lab_run, lab_subject
 from normkit.commands.lab_progress import Bars
 from normkit.lab.experiment import Experiment
-from normkit.lab.reading import parse
+from normkit.lab.experiment.reading import parse
 from normkit.lab.results import DIVERGED, DONE, Epoch, Result
 from normkit.lab.store import Owner, Store
 from normkit.lab.sweep import SweepPlan, run_labels

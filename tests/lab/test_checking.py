@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from normkit.lab import data
-from normkit.lab.checking import check, check_data, check_models
 from normkit.lab.experiment import Data, Experiment
-from normkit.lab.problems import BadExperiment
-from normkit.lab.reading import parse
-from normkit.lab.trying import expected
+from normkit.lab.experiment.checks import check, check_data, check_models, expected
+from normkit.lab.experiment.problems import BadExperiment
+from normkit.lab.experiment.reading import parse
 
 FILE = """
 baseline = "bn"
@@ -89,7 +88,7 @@ def test_every_problem_is_told_with_its_cell() -> None:
 
 def test_equal_models_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
-    monkeypatch.setattr("normkit.lab.checking.try_model", tried.append)
+    monkeypatch.setattr("normkit.lab.experiment.checks.try_model", tried.append)
     check_models(made('\n[grid]\n"train.lr" = [0.1, 0.2, 0.3]'))
     assert len(tried) == 2
 
@@ -106,7 +105,7 @@ def test_models_that_depend_on_the_batch_are_tried_for_each(
     monkeypatch: pytest.MonkeyPatch, variant: str, many: int
 ) -> None:
     tried = []
-    monkeypatch.setattr("normkit.lab.checking.try_model", tried.append)
+    monkeypatch.setattr("normkit.lab.experiment.checks.try_model", tried.append)
     text = FILE.replace('norm = "gn"', variant)
     check_models(parse(f'{text}\n[grid]\n"train.worker_batch" = [8, 16, 64]', "file"))
     assert len(tried) == 1 + many
@@ -116,7 +115,7 @@ def test_large_images_are_tried_two_at_a_time_whatever_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried = []
-    monkeypatch.setattr("normkit.lab.checking.try_model", tried.append)
+    monkeypatch.setattr("normkit.lab.experiment.checks.try_model", tried.append)
     grid = '\n[train]\ndrop_last = true\n[grid]\n"train.worker_batch" = [2, 4, 128]'
     check_models(made(grid, data='name = "imagenet"'))
     assert len(tried) == 2

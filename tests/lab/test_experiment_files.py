@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from normkit.lab.checking import check_models
-from normkit.lab.reading import read, scales
+from normkit.lab.experiment.checks import check_models
+from normkit.lab.experiment.reading import read, scales
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 WANTED = [

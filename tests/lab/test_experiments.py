@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from normkit.lab import data
-from normkit.lab.checking import check_models
 from normkit.lab.experiment import Experiment
-from normkit.lab.likeness import unlike
-from normkit.lab.reading import read, scales
+from normkit.lab.experiment.checks import check_models, different_ground
+from normkit.lab.experiment.reading import read, scales
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 FILES = sorted(FOLDER.glob("*.toml"))
@@ -67,7 +66,7 @@ def test_its_runs_are_all_different(experiment: Experiment) -> None:
 
 
 def test_its_variants_are_compared_on_the_same_ground(experiment: Experiment) -> None:
-    assert unlike(experiment) == []
+    assert different_ground(experiment) == []
 
 
 def test_its_data_can_be_asked_for(experiment: Experiment) -> None:

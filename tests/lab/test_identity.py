@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train, Watch
-from normkit.lab.reading import parse
-from normkit.lab.reading_fields import fit, types
+from normkit.lab.experiment.fields import fit, types
+from normkit.lab.experiment.reading import parse
 
 FILE = """
 baseline = "bn"

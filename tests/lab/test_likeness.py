@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from normkit.lab.likeness import unlike
-from normkit.lab.reading import parse
+from normkit.lab.experiment.checks import different_ground
+from normkit.lab.experiment.reading import parse
 from normkit.lab.results import DONE, Epoch, Result
 from normkit.lab.statistics import compare
 
@@ -35,12 +35,12 @@ def test_each_network_has_a_baseline_of_its_own() -> None:
     }
     assert abs(found["native:resnet20"].baseline_mean - 0.902) < 1e-12
     assert abs(found["native:mlp"].baseline_mean - 0.502) < 1e-12
-    assert unlike(experiment) == []
+    assert different_ground(experiment) == []
 
 
 def test_networks_that_share_one_baseline_are_told() -> None:
     text = f'{FILE}[[variants]]\nname = "mlp gn"\nnorm = "gn"\nmodel.name = "native:mlp"'
-    assert unlike(parse(text)) == [
+    assert different_ground(parse(text)) == [
         "'mlp gn' is compared with 'bn', which has another model.name. For a baseline of its own, "
         'try "model.name" as an axis of [grid].'
     ]

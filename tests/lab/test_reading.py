@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from normkit.lab.experiment import Data, Experiment, Model, Published, Step, Train
-from normkit.lab.problems import BadExperiment
-from normkit.lab.reading import parse, read, scales
+from normkit.lab.experiment.problems import BadExperiment
+from normkit.lab.experiment.reading import parse, read, scales
 
 FILE = """
     title = "Small batches"

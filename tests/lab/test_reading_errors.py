@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from normkit.lab.limits import CHOICES, LIMITS, faults
-from normkit.lab.problems import BadExperiment
-from normkit.lab.reading import parse
-from normkit.lab.reading_fields import RECORDS, types
+from normkit.lab.experiment.fields import RECORDS, types
+from normkit.lab.experiment.problems import BadExperiment
+from normkit.lab.experiment.reading import parse
+from normkit.lab.experiment.rules import CHOICES, LIMITS, faults
 
 GOOD = """\
 baseline = "bn"

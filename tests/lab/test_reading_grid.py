@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from normkit.lab.experiment import Experiment
-from normkit.lab.problems import BadExperiment
-from normkit.lab.reading import parse
+from normkit.lab.experiment.problems import BadExperiment
+from normkit.lab.experiment.reading import parse
 
 VARIANTS = """
 [[variants]]

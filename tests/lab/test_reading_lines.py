@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from normkit.lab.lines import KeyPath, key_lines
+from normkit.lab.experiment.problems import KeyPath, key_lines
 
 TRICKY = '''# a comment with [brackets] and "quotes"
 title = "a \\"quoted\\" # text"      # not = a key

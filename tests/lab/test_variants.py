@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import normkit as nk
 from normkit.errors import NormkitError, NothingToDo, OptionError, ShapeError, UnknownName
 from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
-from normkit.lab.variants import followers, make
+from normkit.lab.models.variant import followers, make
 
 SMALL = (1, 8, 8)
 SEED = Run(Setting(), 1).torch_seed()

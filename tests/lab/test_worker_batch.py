@@ -13,7 +13,7 @@ import normkit as nk
 from normkit.errors import OptionError
 from normkit.lab.experiment import Model, Setting, Step, Train
 from normkit.lab.models import NATIVE
-from normkit.lab.variants import make
+from normkit.lab.models.variant import make
 
 SHAPE = (1, 8, 8)
 

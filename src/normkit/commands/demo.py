@@ -12,7 +12,7 @@ from pathlib import Path
 from normkit.commands import lab_subject
 from normkit.commands.lab_run import add_training, train_and_show
 from normkit.lab.experiment import Experiment
-from normkit.lab.reading import read
+from normkit.lab.experiment.reading import read
 from normkit.lab.store import Store
 
 NAME = "demo"

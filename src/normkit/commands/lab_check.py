@@ -12,8 +12,8 @@ from normkit.commands import lab_subject
 from normkit.commands.lab_checking import check
 from normkit.commands.screen import console
 from normkit.core.messages import counted
-from normkit.lab.likeness import unlike
-from normkit.lab.reading import read, scales
+from normkit.lab.experiment.checks import different_ground
+from normkit.lab.experiment.reading import read, scales
 
 NAME = "check"
 HELP = "check an experiment without training"
@@ -50,6 +50,6 @@ def run(options: argparse.Namespace) -> int:
         f"{counted(epochs, 'epoch')}. Baseline: {experiment.baseline}.",
         markup=False,
     )
-    for caution in unlike(experiment):
+    for caution in different_ground(experiment):
         screen.print(f"! {caution}", markup=False, soft_wrap=True)
     return 0

@@ -7,7 +7,7 @@ import argparse
 from normkit.commands.lab_subject import shipped
 from normkit.commands.screen import console, table
 from normkit.errors import NothingToDo
-from normkit.lab.reading import read, scales
+from normkit.lab.experiment.reading import read, scales
 
 NAME = "list"
 HELP = "the experiments that come with normkit"

@@ -9,9 +9,9 @@ from pathlib import Path
 import normkit
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.lab.experiment import Experiment
-from normkit.lab.reading import read
+from normkit.lab.experiment.fields import seeds_of
+from normkit.lab.experiment.reading import read
 from normkit.lab.results import METRICS
-from normkit.lab.seeds import seeds_of
 
 RESULTS = Path("results")
 WHERE = f"""\

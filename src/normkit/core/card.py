@@ -29,5 +29,9 @@ class Card:
     """train() and eval() compute the same function."""
     exact_from_bn: bool = False
     """from_batch_norm gives a layer that equals the given BN in eval mode, with default options."""
+    links_samples: bool = False
+    """Training batches must be multiples of ``batch_multiple`` samples."""
+    normalizes_input: bool = False
+    """It stands before the network and belongs to its data: conversions of a network leave it."""
     experimental: bool = False
     """A reconstruction: the special cases are tested, the published results are not claimed."""

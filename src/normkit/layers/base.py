@@ -35,6 +35,7 @@ class Normalizer(Configured, Measured):
     beyond_batch_norm: ClassVar[tuple[str, ...]] = ()  # parts that no batch norm has
     weight: Tensor | None
     bias: Tensor | None
+    rate: Tensor  # of a layer that follows the learning rate
 
     def __init__(
         self,
@@ -174,6 +175,40 @@ class Normalizer(Configured, Measured):
     def encode_statistics(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
         """What the running buffers hold for a mean and a variance."""
         return {"running_mean": mean, "running_var": var}
+
+    # ---------------------------------------------------------------- what training asks
+
+    @property
+    def batch_multiple(self) -> int:
+        """Of how many samples a training batch must be a multiple."""
+        return 1
+
+    def set_worker_batch(self, samples: int) -> None:
+        """Take the statistics of runs of so many samples alone, as workers with few would."""
+        if samples % self.batch_multiple:
+            raise OptionError(
+                f"{title(self)} links {self.batch_multiple} samples, which do not fit into workers "
+                f"with {samples}. Try a multiple of {self.batch_multiple}."
+            )
+
+    @property
+    def follows_learning_rate(self) -> bool:
+        """Whether its statistics move at the learning rate, which it then holds in ``rate``."""
+        return False
+
+    def set_update_rate(self, rate: float) -> None:
+        """The rate for the next forward, where ``follows_learning_rate``."""
+
+    def commit(self) -> None:
+        """After a step of the optimizer: let statistics collected until then count."""
+
+    @torch.no_grad()
+    def scale_by(self, scale: Tensor) -> None:
+        """Multiply the scales, one a channel, before training; by zeros the output is zero."""
+        if self.weight is not None:
+            self.weight.mul_(scale.reshape(-1, *(1,) * (self.weight.dim() - 1)))
+            if self.bias is not None and not scale.any():
+                self.bias.zero_()  # that of a kernel may have been drawn
 
     # ---------------------------------------------------------------- what a user calls
 

@@ -90,6 +90,11 @@ class BatchNormalizer(Normalizer):
         whole = self.shares_map and (self.virtual_batch or x.shape[0]) >= x.shape[0]
         return Batch.of(x) if whole and Batch.fits(x) else Channels.of(x)
 
+    def set_worker_batch(self, samples: int) -> None:
+        super().set_worker_batch(samples)
+        if "virtual_batch" not in self.withheld:  # shorter runs of its own stay
+            self.virtual_batch = min(samples, self.virtual_batch or samples)
+
     def statistics_size(self) -> int:
         """How many running means there are."""
         return self.channels

@@ -151,6 +151,21 @@ class BCN(BatchNormalizer):
         if fusion.memory is not None or not self.micro:  # otherwise it was computed again
             super().after_fusion(fusion, tables, begin, x)
 
+    @property
+    def follows_learning_rate(self) -> bool:
+        return self.micro and self.update_rate is None
+
+    def set_worker_batch(self, samples: int) -> None:
+        if not self.micro:  # workers share the running estimates
+            super().set_worker_batch(samples)
+
+    @torch.no_grad()
+    def scale_by(self, scale: Tensor) -> None:
+        if self.group_weight is not None and not scale.any():
+            self.group_weight.zero_()  # a zero before the group norm would be divided by eps
+        else:
+            super().scale_by(scale)
+
     def set_update_rate(self, rate: float) -> None:
         """The weight of the new batch in the estimates; clipped to 0 … 1."""
         if not self.micro:

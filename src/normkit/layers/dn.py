@@ -54,6 +54,7 @@ class DN(BatchNormalizer):
         paper="Luo et al. 2019 (ICML), reconstructed",
         exact_from_bn=True,
         experimental=True,
+        links_samples=True,
     )
     withheld = frozenset({"virtual_batch"})
     beyond_batch_norm = ("links",)
@@ -100,6 +101,10 @@ class DN(BatchNormalizer):
         with torch.no_grad():
             gates[:open_count] = GATE
         return gates
+
+    @property
+    def batch_multiple(self) -> int:
+        return self.batch
 
     def uses_moments(self) -> bool:
         return True

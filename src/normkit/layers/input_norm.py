@@ -54,6 +54,7 @@ class InputNorm(BN):
         paper="Davis & Frank 2021 (revisiting-bn)",
         pools_samples=True,
         exact_from_bn=True,
+        normalizes_input=True,
     )
     given_mean: Tensor | None
     given_std: Tensor | None

@@ -79,6 +79,10 @@ class SN(BatchNormalizer):
         parts = 3 if use_bn else 2
         self.mean_weight, self.var_weight = self._new(1.0, parts), self._new(1.0, parts)
 
+    def set_worker_batch(self, samples: int) -> None:
+        if self.use_bn:
+            super().set_worker_batch(samples)
+
     def uses_moments(self) -> bool:
         return True
 

@@ -33,6 +33,7 @@ class WeightNormalizer(Configured):
     """
 
     card: ClassVar[Card]
+    standardizes: ClassVar[bool] = False  # whether it subtracts the mean and divides by the spread
 
     def __init__(
         self,

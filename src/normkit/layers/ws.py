@@ -74,6 +74,7 @@ class WS(WeightNormalizer):
         family=False,
         same_in_eval=True,
     )
+    standardizes = True
 
     def __init__(
         self,

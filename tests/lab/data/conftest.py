@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from normkit.lab.data import sources, verifying
-from normkit.lab.data.layouts import File, Layout, Source
+from normkit.lab.data.files import File, Layout, Source
 
 Publish = Callable[..., Source]
 

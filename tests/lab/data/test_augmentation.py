@@ -11,7 +11,8 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as vision
 
 from normkit.lab.data import load
-from normkit.lab.data.augmentation import (
+from normkit.lab.data.sampling import generator
+from normkit.lab.data.transforms import (
     COLUMNS,
     CORNER,
     FINE,
@@ -22,9 +23,8 @@ from normkit.lab.data.augmentation import (
     Augmentation,
     boxes,
     maps,
+    turn,
 )
-from normkit.lab.data.geometry import turn
-from normkit.lab.data.seeding import generator
 from normkit.lab.experiment import Data
 
 NAME = "synthetic:3x12x10x4x300"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from normkit.errors import OptionError
 from normkit.lab.data import load
-from normkit.lab.data.splitting import split, stratified
+from normkit.lab.data.sampling import split, stratified
 from normkit.lab.experiment import Data
 
 

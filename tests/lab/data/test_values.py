@@ -40,7 +40,7 @@ def test_statistics_are_those_of_the_whole_training_split() -> None:
 
 
 def test_a_constant_channel_becomes_zero() -> None:
-    from normkit.lab.data.normalization import coefficients
+    from normkit.lab.data.transforms import coefficients
 
     scale, shift = coefficients("dataset", ((0.5,), (0.0,)), 254)
     assert float(127 * scale + shift) == pytest.approx(0, abs=2**-22)

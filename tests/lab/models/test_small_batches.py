@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normkit.lab.experiment import Run, Setting, Step, Train
-from normkit.lab.variants import make
+from normkit.lab.models.variant import make
 
 EPOCHS, BATCH = 5, 64
 

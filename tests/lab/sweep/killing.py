@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from normkit.lab.reading import parse
+from normkit.lab.experiment.reading import parse
 from normkit.lab.results import Result
 from normkit.lab.store import FAILED, Store
 from normkit.lab.sweep import ProgressLines, run

@@ -18,7 +18,7 @@ from typing import Any
 from normkit.errors import OptionError
 from normkit.lab.experiment import Data, Experiment, Model, Run, Setting, Train, Variant
 from normkit.lab.results import DONE, Epoch, Result
-from normkit.lab.train.progress import Progress
+from normkit.lab.train.training import Progress
 
 STEPS = 4  # an epoch
 TROUBLE = ("dies_in", "dies_once_in", "fails_in", "fails_once_in", "refuses_in", "full_once_in")

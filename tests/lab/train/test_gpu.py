@@ -17,8 +17,7 @@ from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
 from normkit.lab.results import DONE, Result
 from normkit.lab.train import Training, train, train_together
-from normkit.lab.train.choosing import repeatable
-from normkit.lab.train.cuda_graph import waiting_is_an_error
+from normkit.lab.train.cuda_graph import repeatable, waiting_is_an_error
 
 pytestmark = pytest.mark.gpu
 

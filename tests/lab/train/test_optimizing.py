@@ -10,9 +10,8 @@ import normkit as nk
 from lab.train.stand_ins import network
 from normkit.errors import OptionError
 from normkit.lab.experiment import Train
-from normkit.lab.train.optimizing import Rates, groups_of, load_state, optimizer_of, state_of
-from normkit.lab.train.schedule import rate
-from normkit.lab.variants import followers
+from normkit.lab.models.variant import followers
+from normkit.lab.train.optimizer import Rates, groups_of, load_state, optimizer_of, rate, state_of
 
 CPU = torch.device("cpu")
 STEPS = 4

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from normkit.errors import OptionError
 from normkit.lab.experiment import Train
-from normkit.lab.train.plan import Plan
+from normkit.lab.train.batches import Plan
 
 
 def test_the_last_incomplete_batch_is_kept_as_in_revisiting_bn() -> None:

@@ -22,7 +22,7 @@ from normkit.lab.data import load
 from normkit.lab.experiment import Data, Run, Setting, Step, Train, Watch
 from normkit.lab.results import Result
 from normkit.lab.train import Training, train
-from normkit.lab.train.checkpointing import Keeper, StaleCheckpoint, read, write
+from normkit.lab.train.checkpoint import Keeper, StaleCheckpoint, read, write
 
 
 def undisturbed(asked: Run, model: Any) -> Result:

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from normkit.errors import OptionError
 from normkit.lab.experiment import Train
-from normkit.lab.train.schedule import rate
+from normkit.lab.train.optimizer import rate
 
 STEPS = 7  # of an epoch
 

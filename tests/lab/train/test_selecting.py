@@ -7,7 +7,7 @@ import pytest
 from normkit.errors import OptionError
 from normkit.lab.experiment import Train
 from normkit.lab.results import DONE, Epoch, Result
-from normkit.lab.train.selecting import check_selection, is_evaluated, selected
+from normkit.lab.train.evaluate import check_selection, is_evaluated, selected
 
 
 def epochs(*validation: float) -> list[Epoch]:

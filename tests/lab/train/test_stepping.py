@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 import normkit as nk
 from lab.train.stand_ins import network, run, sets
-from normkit.lab.data.mixing import mix, mixing_weights, soften
+from normkit.lab.data.transforms import mix, mixing_weights, soften
 from normkit.lab.experiment import Data
 from normkit.lab.train import Training
-from normkit.lab.train.objective import loss_of, right_of
-from normkit.lab.train.recording import Recorded, called
+from normkit.lab.train.cuda_graph import Recorded, called
+from normkit.lab.train.evaluate import loss_of, right_of
 
 
 def trained(model: nn.Module, capture: Any = None, **options: Any) -> Training:

@@ -13,8 +13,7 @@ from normkit.errors import OptionError
 from normkit.lab.experiment import Data, Run, Setting, Step, Train
 from normkit.lab.results import DIVERGED, Result
 from normkit.lab.train import Progress, Training, side_by_side, train, train_together
-from normkit.lab.train.place import Place
-from normkit.lab.train.randomness import Randomness
+from normkit.lab.train.device import Place, Randomness
 
 
 def setting(norm: str, epochs: int = 2, **options: object) -> Setting:

@@ -10,10 +10,10 @@ import normkit as nk
 from lab.train.stand_ins import network, numbers, run, sets
 from normkit.diagnosis.measures import condensation, gradient_factor
 from normkit.lab.experiment import Watch
-from normkit.lab.limits import MEASURES as ALLOWED
+from normkit.lab.experiment.rules import MEASURES as ALLOWED
 from normkit.lab.results import Epoch, Result
 from normkit.lab.train import Training
-from normkit.lab.train.watching import MEASURES
+from normkit.lab.train.watch import MEASURES
 
 
 def watched(

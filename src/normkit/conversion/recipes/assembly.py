@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -26,6 +26,18 @@ BATCH = ("bn", "sync_bn", "ghost_bn")  # what the papers start from
 
 Wish = tuple[str, dict[str, Any]]
 """What a norm is to become, and with which options."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe as an experiment's file names it."""
+
+    plan: Callable[..., Plan]
+    layer: str | None = None
+    """Whose options it passes on, unless an option ``norm`` says it."""
+    untrained: Callable[[Mapping[str, Any], int], dict[str, Any]] = lambda options, samples: {}
+    """What a network that is trained from scratch needs beside the options that were given, with
+    so many samples a worker."""
 
 
 def look(model: nn.Module, example: Any, recipe: str, *targets: str) -> Survey:

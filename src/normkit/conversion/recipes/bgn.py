@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
 
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import Wish, assemble, look
+from normkit.conversion.recipes.assembly import Recipe, Wish, assemble, look
 from normkit.errors import OptionError
 from normkit.inspection import Site, Survey, call_model, undisturbed
 from normkit.inspection.run import Listener, watch_inputs
@@ -103,3 +104,10 @@ def _sizes(model: nn.Module, found: Survey, example: Any) -> dict[str, int]:
 
 def _flat(model: nn.Module, site: Site) -> bool:
     return site.fed_by is not None and isinstance(model.get_submodule(site.fed_by), nn.Linear)
+
+
+def _untrained(options: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    return {} if options.keys() & {"groups", "batch_size"} else {"batch_size": samples}
+
+
+RECIPE = Recipe(bgn, layer="bgn", untrained=_untrained)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import Wish, assemble, look, several
+from normkit.conversion.recipes.assembly import Recipe, Wish, assemble, look, several
 from normkit.conversion.recipes.kernels import check_start, started
 from normkit.errors import OptionError, nearest
 from normkit.inspection import Site
@@ -63,3 +64,15 @@ def bnet(
         optimizer=optimizer,
         besides=lambda new: started(new, start),
     )
+
+
+def _untrained(options: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    """The kernels start as in the authors' code: blocks as their shortcut.
+
+    With all norms at zero nothing would ever be learned.
+    """
+    start = "torch" if options.get("placement") == "all" else "zero"
+    return {} if "start" in options else {"start": start}
+
+
+RECIPE = Recipe(bnet, layer="bnet", untrained=_untrained)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import Wish, assemble, look, several
+from normkit.conversion.recipes.assembly import Recipe, Wish, assemble, look, several
 from normkit.errors import OptionError
 from normkit.inspection import Site
 
@@ -73,3 +73,6 @@ def _in_stages(blocks: list[str], stages: Sequence[int] | None) -> list[str]:
         )
     wanted = {lists[stage - 1] for stage in stages}
     return [block for block, home in zip(blocks, homes, strict=True) if home in wanted]
+
+
+RECIPE = Recipe(ibn, layer="ibn")

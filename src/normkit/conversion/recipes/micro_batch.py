@@ -11,7 +11,7 @@ from normkit.conversion.attaching import ComputeTogether, Standardize
 from normkit.conversion.edit import Edit
 from normkit.conversion.edits import SetTensor
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import Wish, assemble, look, norm_path
+from normkit.conversion.recipes.assembly import Recipe, Wish, assemble, look, norm_path
 from normkit.conversion.weights import is_plain, refuse_shared
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.inspection import Site, select
@@ -105,3 +105,6 @@ def _standardized(model: nn.Module, sites: tuple[Site, ...], variant: str) -> li
     refuse_shared(model, wide)
     edits: list[Edit] = [Standardize(path, "ws", variant=variant) for path in wide]
     return [*edits, ComputeTogether(list(wide))] if len(wide) > 1 else edits
+
+
+RECIPE = Recipe(micro_batch)

@@ -14,7 +14,7 @@ from normkit.conversion.accounting import describe
 from normkit.conversion.edit import Edit
 from normkit.conversion.edits import AddInputNorm, SetTensor
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import BATCH, look, norm_path
+from normkit.conversion.recipes.assembly import BATCH, Recipe, look, norm_path
 from normkit.conversion.step import Step
 from normkit.errors import OptionError
 from normkit.inspection import Site, select
@@ -147,3 +147,6 @@ def _input_channels(model: nn.Module, example: Any) -> int:
         "scaled_bn cannot tell how many channels the input has. Try example=x with an input of "
         "the model, or input_norm=False."
     )
+
+
+RECIPE = Recipe(scaled_bn)

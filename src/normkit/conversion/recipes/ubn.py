@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import assemble, look
+from normkit.conversion.recipes.assembly import Recipe, assemble, look
 from normkit.conversion.recipes.kernels import check_start, started
 
 
@@ -46,3 +47,10 @@ def ubn(
         optimizer=optimizer,
         besides=lambda new: started(new, start),
     )
+
+
+def _untrained(options: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    return {} if "start" in options else {"start": "fan_out"}  # as in the authors' code
+
+
+RECIPE = Recipe(ubn, layer="ubn", untrained=_untrained)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import Wish, assemble, look, several
+from normkit.conversion.recipes.assembly import Recipe, Wish, assemble, look, several
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.inspection import Site
 
@@ -120,3 +120,6 @@ def _check(position: int, norm: str, every: int, stem: str, groups: int) -> None
     for option, value in (("position", position), ("every", every), ("groups", groups)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptionError(f"xbn expects {option} to be a positive integer, got {value!r}.")
+
+
+RECIPE = Recipe(xbn)

@@ -29,14 +29,11 @@ that `mixing_weights` has drawn for the epoch.
 
 from __future__ import annotations
 
-from normkit.lab.data.checking import check
-from normkit.lab.data.counting import training_samples
-from normkit.lab.data.errors import CorruptData, MissingData
-from normkit.lab.data.images import FileLoader
-from normkit.lab.data.loading import load, locate, names
-from normkit.lab.data.mixing import mix, mixing_weights, soften
-from normkit.lab.data.records import Loader, Sets
+from normkit.lab.data.image_files import FileLoader
+from normkit.lab.data.loading import check, load, locate, names, training_samples
+from normkit.lab.data.records import CorruptData, Loader, MissingData, Sets
 from normkit.lab.data.tensors import TensorLoader
+from normkit.lab.data.transforms import mix, mixing_weights, soften
 
 __all__ = [
     "CorruptData",

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from normkit.lab.data.errors import CorruptData, MissingData
-from normkit.lab.data.records import Files, Listing
-from normkit.models import require
+from normkit.core.optional_dependencies import require
+from normkit.lab.data.records import CorruptData, Files, Listing, MissingData
 
 IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 
@@ -28,17 +27,17 @@ def tree(files: Sequence[Path]) -> Listing:
 
 
 def _tree(folder: Path, classes: list[str]) -> Files:
-    found = [
+    images = [
         (path, label)
         for label, name in enumerate(classes)
         for path in _images(folder / name)  # sorted: every machine numbers the samples alike
     ]
-    if not found:
+    if not images:
         raise MissingData(
             f"{folder} has no images. Expected {folder / classes[0] / 'NAME.jpg'} and the like "
             f"({', '.join(sorted(IMAGES))})."
         )
-    return _files(found)
+    return _files(images)
 
 
 def _images(folder: Path) -> list[str]:
@@ -54,16 +53,16 @@ def cub(files: Sequence[Path]) -> Listing:
     """CUB-200-2011: three lists of "image-number value", and the images."""
     names, labels, training = (dict(_words(file)) for file in files)
     folder = files[0].parent / "images"
-    found = [
+    images = [
         (str(folder / names[number]), int(labels[number]) - 1, training[number] == "1")
         for number in names
         if number in labels and number in training
     ]
-    _there(path for path, _, _ in found)
+    _check_there(path for path, _, _ in images)
     return Listing(
-        _files([(path, label) for path, label, trained in found if trained]),
-        _files([(path, label) for path, label, trained in found if not trained]),
-        len({label for _, label, _ in found}),
+        _files([(path, label) for path, label, trained in images if trained]),
+        _files([(path, label) for path, label, trained in images if not trained]),
+        len({label for _, label, _ in images}),
     )
 
 
@@ -85,16 +84,16 @@ def cars(files: Sequence[Path]) -> Listing:
         rows = scipy_io.loadmat(file, squeeze_me=True)["annotations"]
         parts.append([(str(folder / str(row["fname"])), int(row["class"]) - 1) for row in rows])
     train, test = parts
-    _there(path for path, _ in [*train, *test])
+    _check_there(path for path, _ in [*train, *test])
     return Listing(_files(train), _files(test), len({label for _, label in train}))
 
 
-def _there(paths: Iterable[str]) -> None:
+def _check_there(paths: Iterable[str]) -> None:
     missing = [path for path in paths if not os.path.isfile(path)]
     if missing:
         more = f" and {len(missing) - 1:,} more" if missing[1:] else ""
         raise MissingData(f"{missing[0]}{more} is listed, but is not there.")
 
 
-def _files(found: list[tuple[str, int]]) -> Files:
-    return Files([path for path, _ in found], torch.tensor([label for _, label in found]))
+def _files(images: list[tuple[str, int]]) -> Files:
+    return Files([path for path, _ in images], torch.tensor([label for _, label in images]))

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from normkit.lab.data import digits, synthetic
-from normkit.lab.data.checking import NAMES, check
-from normkit.lab.data.finding import Found, find
-from normkit.lab.data.making import from_files, from_tensors
-from normkit.lab.data.records import Listing, Raw, Sets
+from normkit.errors import OptionError, UnknownName, nearest
+from normkit.lab.data import builtin
+from normkit.lab.data.files import DataFiles, find
+from normkit.lab.data.image_files import FileLoader
+from normkit.lab.data.records import Files, Listing, Raw, Sets, Split
+from normkit.lab.data.sampling import counts, split
 from normkit.lab.data.sources import PUBLISHED
+from normkit.lab.data.tensors import TensorLoader
+from normkit.lab.data.transforms import IMAGENET, Augmentation, coefficients
 from normkit.lab.experiment import Data
+from normkit.lab.experiment.rules import section_faults
+
+NAMES = sorted([*PUBLISHED, "digits", "synthetic"])
+SIDE = 224  # of images from files, where no size is asked for
+SHAPES = {  # of the other published sets
+    "digits": (1, 8, 8),
+    "mnist": (1, 28, 28),
+    "fashion-mnist": (1, 28, 28),
+    "usps": (1, 16, 16),
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+}
 
 
 def names() -> list[str]:
@@ -24,6 +42,16 @@ def names() -> list[str]:
     return list(NAMES)
 
 
+def check(spec: Data) -> None:
+    """Raises an error if ``spec`` asks for something that cannot be, before any file is opened."""
+    if _is_synthetic(spec):
+        builtin.synthetic_sizes(spec.name)
+    elif spec.name not in NAMES:
+        raise UnknownName(f"there is no data set {spec.name!r}. {nearest(spec.name, NAMES)}")
+    for key, fault in section_faults("data", spec):
+        raise OptionError(f"{key} {fault}")
+
+
 def locate(spec: Data) -> Path | None:
     """Where a set's files are, verified; None for a set that needs none.
 
@@ -31,9 +59,9 @@ def locate(spec: Data) -> Path | None:
     """
     check(spec)
     if spec.name == "digits":
-        digits.source()
-    found = _found(spec)
-    return found.path if found else None
+        builtin.digits_source()
+    source = PUBLISHED.get(spec.name)
+    return find(source, spec.path).path if source else None
 
 
 def load(spec: Data, device: torch.device | str = "cpu", workers: int | None = None) -> Sets:
@@ -46,30 +74,136 @@ def load(spec: Data, device: torch.device | str = "cpu", workers: int | None = N
     (1293, 144, 360, 10, (1, 8, 8))
     """
     check(spec)
-    found = _found(spec)
-    if found is None:
-        raw = digits.make() if spec.name == "digits" else synthetic.make(spec.name)
-        return from_tensors(spec, raw, device)
-    read = _read(found)
-    if isinstance(read, Raw):
-        return from_tensors(spec, read, device)
-    return from_files(spec, read, device, workers)
+    if spec.name == "digits":
+        content: Raw | Listing = builtin.digits()
+    elif _is_synthetic(spec):
+        content = builtin.synthetic(spec.name)
+    else:
+        content = _read(find(PUBLISHED[spec.name], spec.path))
+    if isinstance(content, Raw):
+        return _from_tensors(spec, content, device)
+    return _from_files(spec, content, device, workers)
 
 
-def _found(spec: Data) -> Found | None:
-    source = PUBLISHED.get(spec.name)
-    return find(source, spec.path) if source else None
+def training_samples(spec: Data) -> int:
+    """How many samples a run trains on, beside the validation set, told without reading them.
+
+    Only the files of somebody's own folder are listed for it.
+
+    >>> training_samples(Data("digits", validation=0.1)), training_samples(Data("cifar10"))
+    (1293, 50000)
+    """
+    check(spec)
+    if spec.name == "digits":
+        samples = builtin.DIGITS_SAMPLES
+    elif _is_synthetic(spec):
+        total = builtin.synthetic_sizes(spec.name)[-1]
+        samples = (total, total // 5)
+    else:
+        published = PUBLISHED[spec.name].samples
+        if published is None:
+            return len(load(spec).train)
+        samples = published
+    total = samples[("train", "test").index(spec.train)]
+    return counts(total, spec.validation, spec.subset, spec.name)[0]
 
 
-_kept: dict[object, Raw] = {}  # the last one: runs that follow each other mostly share their data
+def classes_and_shape(spec: Data) -> tuple[int, tuple[int, int, int]]:
+    """The number of classes and the shape of the images of a data set, without reading it.
+
+    Images are as the published sets have them; only those of somebody's own folder are read.
+
+    >>> classes_and_shape(Data("cifar100")), classes_and_shape(Data("imagenet", size=160))
+    ((100, (3, 32, 32)), (1000, (3, 160, 160)))
+    """
+    check(spec)
+    if _is_synthetic(spec):
+        channels, height, width, classes, _ = builtin.synthetic_sizes(spec.name)
+    elif spec.name == "folder":
+        sets = load(replace(spec, validation=0.0, subset=None))
+        classes, (channels, height, width) = sets.classes, sets.shape
+    else:
+        source = PUBLISHED.get(spec.name)
+        classes = source.classes if source and source.classes else 10
+        channels, height, width = SHAPES.get(spec.name, (3, SIDE, SIDE))
+    return classes, (channels, spec.size or height, spec.size or width)
 
 
-def _read(found: Found) -> Raw | Listing:
-    key = found, tuple(file.stat().st_mtime_ns for file in found.files)
-    if key not in _kept:
-        read = found.read()
-        if isinstance(read, Listing):  # cheap, and a folder can change without its date
-            return read
-        _kept.clear()
-        _kept[key] = read
-    return _kept[key]
+def _is_synthetic(spec: Data) -> bool:
+    return spec.name.partition(":")[0] == "synthetic"
+
+
+_cached: dict[object, Raw] = {}  # the last one: runs that follow each other mostly share their data
+
+
+def _read(files: DataFiles) -> Raw | Listing:
+    key = files, tuple(file.stat().st_mtime_ns for file in files.files)
+    if key not in _cached:
+        content = files.read()
+        if isinstance(content, Listing):  # cheap, and a folder can change without its date
+            return content
+        _cached.clear()
+        _cached[key] = content
+    return _cached[key]
+
+
+def _from_tensors(spec: Data, raw: Raw, device: torch.device | str) -> Sets:
+    source = raw.test if spec.train == "test" else raw.train
+    source, test = _resized(source, spec.size), _resized(raw.test, spec.size)
+    scale, shift = coefficients(spec.normalize, source.moments, source.white)
+
+    def loader(part: Split, indices: Tensor | None, augmentation: Augmentation) -> TensorLoader:
+        images, labels = part.images, part.labels
+        if indices is not None and indices.numel() < len(labels):
+            images, labels = images[indices], labels[indices]
+        return TensorLoader(images, labels, scale, shift, augmentation, device)
+
+    train, validation = split(
+        source.labels, spec.validation, spec.subset, spec.split_seed, spec.name
+    )
+    channels, height, width = source.images.shape[1:]
+    return Sets(
+        name=spec.name,
+        train=loader(source, train, Augmentation.of(spec)),
+        validation=None if validation is None else loader(source, validation, Augmentation()),
+        test=loader(test, None, Augmentation()),
+        classes=int(max(raw.train.labels.max(), raw.test.labels.max())) + 1,
+        shape=(channels, height, width),
+    )
+
+
+def _resized(part: Split, size: int | None) -> Split:
+    if size is None or part.images.shape[2:] == (size, size):
+        return part
+    pieces = []
+    for images in part.images.split(1024):
+        values = images.float() * (255 / part.white)
+        values = F.interpolate(values, (size, size), mode="bilinear", antialias=True)
+        pieces.append(values.round_().clamp_(0, 255).to(torch.uint8))
+    return Split(torch.cat(pieces), part.labels)
+
+
+def _from_files(
+    spec: Data, listing: Listing, device: torch.device | str, workers: int | None
+) -> Sets:
+    source = listing.test if spec.train == "test" else listing.train
+    # of ImageNet, for others too: one's own would cost a pass over all files
+    scale, shift = coefficients(spec.normalize, IMAGENET, 255)
+    augmentation, side = Augmentation.of(spec), spec.size or SIDE
+
+    def loader(part: Files, indices: Tensor | None) -> FileLoader:
+        if indices is not None:
+            part = Files([part.paths[i] for i in indices.tolist()], part.labels[indices])
+        return FileLoader(part, side, scale, shift, augmentation, device, workers)
+
+    train, validation = split(
+        source.labels, spec.validation, spec.subset, spec.split_seed, spec.name
+    )
+    return Sets(
+        name=spec.name,
+        train=loader(source, train),
+        validation=None if validation is None else loader(source, validation),
+        test=loader(listing.test, None),
+        classes=listing.classes,
+        shape=(3, side, side),
+    )

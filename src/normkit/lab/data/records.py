@@ -10,7 +10,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from normkit.errors import NormkitError
+
 Moments = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of each channel, in 0 … 1
+
+
+class MissingData(NormkitError, FileNotFoundError):
+    """A data set, or one of its files, is not where it was looked for."""
+
+
+class CorruptData(NormkitError, ValueError):
+    """A file is not what was published: another checksum, a wrong size, or unreadable."""
 
 
 @dataclass(frozen=True, eq=False)

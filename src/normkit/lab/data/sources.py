@@ -6,8 +6,8 @@ stands where only the size is known.
 
 from __future__ import annotations
 
-from normkit.lab.data import cifar, folders, idx, usps
-from normkit.lab.data.layouts import File, Folder, Layout, Source
+from normkit.lab.data import cifar, folders, mnist
+from normkit.lab.data.files import DataSource, File, FileLayout, Folder
 
 
 def _torchvision(name: str) -> str:
@@ -17,26 +17,26 @@ def _torchvision(name: str) -> str:
     )
 
 
-def _idx(name: str, title: str, *md5: str) -> Source:
+def _idx(name: str, title: str, *md5: str) -> DataSource:
     """MNIST and its kin: checksums of the contents, since people compress them anew."""
     files = []
-    for plain, each in zip(idx.NAMES, md5, strict=True):
+    for plain, each in zip(mnist.IDX_FILES, md5, strict=True):
         dotted = plain.replace("-idx", ".idx")
         files.append(File((plain, f"{plain}.gz", dotted, f"{dotted}.gz"), each, packed=True))
-    layout = Layout(tuple(files), idx.read, ("raw", ""))
-    return Source(name, (layout,), (name, title), _torchvision(title), 10, (60_000, 10_000))
+    layout = FileLayout(tuple(files), mnist.read_idx, ("raw", ""))
+    return DataSource(name, (layout,), (name, title), _torchvision(title), 10, (60_000, 10_000))
 
 
-def _unpacked(form: cifar.Form, *known: str | int) -> Layout:
+def _unpacked(layout: cifar.CifarFormat, *checks: str | int) -> FileLayout:
     files = [
         File((name,), each) if isinstance(each, str) else File((name,), size=each)
-        for name, each in zip((*form.train, *form.test), known, strict=True)
+        for name, each in zip((*layout.train, *layout.test), checks, strict=True)
     ]
-    return Layout(tuple(files), form.unpacked, (form.folder, ""))
+    return FileLayout(tuple(files), layout.unpacked, (layout.folder, ""))
 
 
-def _archive(form: cifar.Form, name: str, md5: str, size: int) -> Layout:
-    return Layout((File((name,), md5, size),), form.archive)
+def _archive(layout: cifar.CifarFormat, name: str, md5: str, size: int) -> FileLayout:
+    return FileLayout((File((name,), md5, size),), layout.archive)
 
 
 MNIST = _idx(
@@ -55,7 +55,7 @@ FASHION = _idx(
     "8181f5470baa50b63fa0f6fddb340f0a",
     "15d484375f8d13e6eb1aabb0c3f46965",
 )
-CIFAR10 = Source(
+CIFAR10 = DataSource(
     "cifar10",
     (
         _unpacked(
@@ -94,7 +94,7 @@ CIFAR10 = Source(
     10,
     (50_000, 10_000),
 )
-CIFAR100 = Source(
+CIFAR100 = DataSource(
     "cifar100",
     (
         _unpacked(cifar.BINARY_100, 153_700_000, 30_740_000),
@@ -121,18 +121,19 @@ CIFAR100 = Source(
     100,
     (50_000, 10_000),
 )
-USPS = Source(
+USPS = DataSource(
     "usps",
     (
-        Layout(
-            (File(("zip.train.gz",), packed=True), File(("zip.test.gz",), packed=True)), usps.read
+        FileLayout(
+            (File(("zip.train.gz",), packed=True), File(("zip.test.gz",), packed=True)),
+            mnist.read_usps,
         ),
-        Layout(
+        FileLayout(
             (
                 File(("usps.bz2",), "ec16c51db3855ca6c91edd34d0e9b197"),
                 File(("usps.t.bz2",), "8ea070ee2aca1ac39742fdd1ef5ed118"),
             ),
-            usps.read,
+            mnist.read_usps,
         ),
     ),
     ("usps", "USPS"),
@@ -140,10 +141,10 @@ USPS = Source(
     10,
     (7_291, 2_007),
 )
-CUB = Source(
+CUB = DataSource(
     "cub200",
     (
-        Layout(
+        FileLayout(
             (
                 File(("images.txt",)),
                 File(("image_class_labels.txt",)),
@@ -160,10 +161,10 @@ CUB = Source(
     200,
     (5_994, 5_794),
 )
-CARS = Source(
+CARS = DataSource(
     "stanford-cars",
     (
-        Layout(
+        FileLayout(
             (
                 File(("devkit/cars_train_annos.mat",)),
                 File(("cars_test_annos_withlabels.mat",), "b0a2b23655a3edd16d84508592a98d10"),
@@ -181,9 +182,9 @@ CARS = Source(
     196,
     (8_144, 8_041),
 )
-IMAGENET = Source(
+IMAGENET = DataSource(
     "imagenet",
-    (Layout((Folder(("train",)), Folder(("val",))), folders.tree),),
+    (FileLayout((Folder(("train",)), Folder(("val",))), folders.tree),),
     ("imagenet", "ImageNet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"),
     "Register at https://image-net.org, get ILSVRC2012, and unpack it into train/CLASS/ and "
     "val/CLASS/ (torchvision.datasets.ImageNet does that); let NORMKIT_DATA name the folder that "
@@ -191,9 +192,9 @@ IMAGENET = Source(
     1_000,
     (1_281_167, 50_000),
 )
-FOLDER = Source(
+FOLDER = DataSource(
     "folder",
-    (Layout((Folder(("train",)), Folder(("test", "val", "validation"))), folders.tree),),
+    (FileLayout((Folder(("train",)), Folder(("test", "val", "validation"))), folders.tree),),
     (),
     "Expected data.path/train/CLASS/NAME.jpg and data.path/test/CLASS/NAME.jpg.",
 )

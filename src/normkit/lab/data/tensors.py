@@ -8,11 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normkit.lab.data.augmentation import INDEX, Augmentation
-from normkit.lab.data.geometry import Holes, Windows, mirror, turn
-from normkit.lab.data.normalization import normalize
 from normkit.lab.data.records import bounds
-from normkit.lab.data.seeding import generator
+from normkit.lab.data.sampling import generator
+from normkit.lab.data.transforms import INDEX, Augmentation, Holes, Windows, mirror, normalize, turn
 
 NONE = Augmentation()
 
@@ -75,13 +73,13 @@ class TensorLoader:
         if which.dim() == 1:
             images = self._inner.index_select(0, which)
             return normalize(images, self.scale, self.shift), self.labels.index_select(0, which)
-        does = self.augmentation
+        augmentation = self.augmentation
         index = which[:, INDEX]
         windows = self._windows
         images = windows.cut(which) if windows else self.images.index_select(0, index)
-        if does.turns:
-            images = turn(images, which, smooth=does.resized_crop)
-        elif does.flip:
+        if augmentation.turns:
+            images = turn(images, which, smooth=augmentation.resized_crop)
+        elif augmentation.flip:
             images = mirror(images, which)
         images = normalize(images, self.scale, self.shift)
         if self._holes:  # after normalization: zero is the mean

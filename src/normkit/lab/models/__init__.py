@@ -1,4 +1,4 @@
 """Networks by name: those of the libraries, fitted to the data, and small ones of our own."""
 
+from normkit.lab.models.build import NATIVE as NATIVE
 from normkit.lab.models.build import build as build
-from normkit.lab.models.native import NATIVE as NATIVE

@@ -1,17 +1,19 @@
-"""native:resnet20 … resnet110, the ResNets for CIFAR with basic blocks."""
+"""Residual networks for small images: native:resnet20 … resnet110, and native:wrn."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normkit.errors import OptionError, nearest
-from normkit.lab.models.numbers import positive
 
 SHORTCUTS = ("A", "B")
 
 
-class ResNet(nn.Module):
+class CifarResNet(nn.Module):
     """A 3×3 stem and three stages of basic blocks with 16, 32 and 64 channels: 6n + 2 layers.
 
     He et al. 2016, section 4.2. ``shortcut`` "A" passes every second pixel on and fills new
@@ -31,24 +33,24 @@ class ResNet(nn.Module):
         zero_init_residual: bool = False,
     ) -> None:
         super().__init__()
-        if positive("depth", depth) < 8 or (depth - 2) % 6:
+        if depth < 8 or (depth - 2) % 6:
             near = 6 * max(1, round((depth - 2) / 6)) + 2
-            raise OptionError(f"depth is to be 6n + 2, such as {near}, got {depth}.")
+            raise OptionError(f"expected depth = 6n + 2, such as {near}, got {depth}.")
         if shortcut not in SHORTCUTS:
             raise OptionError(f"shortcut={shortcut!r}. {nearest(str(shortcut), SHORTCUTS)}")
         blocks = (depth - 2) // 6
-        self.conv1 = nn.Conv2d(shape[0], positive("width", width), 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = _stage(width, width, blocks, 1, shortcut)
-        self.layer2 = _stage(width, 2 * width, blocks, 2, shortcut)
-        self.layer3 = _stage(2 * width, 4 * width, blocks, 2, shortcut)
+        self.layer1 = _stage(BasicBlock, width, width, blocks, 1, shortcut)
+        self.layer2 = _stage(BasicBlock, width, 2 * width, blocks, 2, shortcut)
+        self.layer3 = _stage(BasicBlock, 2 * width, 4 * width, blocks, 2, shortcut)
         self.fc = nn.Linear(4 * width, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_init_residual and isinstance(module, BasicBlock):
-                nn.init.zeros_(module.bn2.weight)
+        _start_by_fan_out(self)
+        if zero_init_residual:
+            for module in self.modules():
+                if isinstance(module, BasicBlock):
+                    nn.init.zeros_(module.bn2.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu(self.bn1(self.conv1(x)))
@@ -94,8 +96,82 @@ class Subsample(nn.Module):
         return F.pad(kept, (0, 0, 0, 0, self.more // 2, self.more - self.more // 2))
 
 
-def _stage(inputs: int, outputs: int, blocks: int, stride: int, shortcut: str) -> nn.Sequential:
-    first = BasicBlock(inputs, outputs, stride, shortcut)
-    return nn.Sequential(
-        first, *(BasicBlock(outputs, outputs, 1, shortcut) for _ in range(blocks - 1))
-    )
+class WideResNet(nn.Module):
+    """A 3×3 stem of 16 channels and three stages of blocks with 16, 32 and 64 times ``width``
+    channels: 6n + 4 layers, norm and ReLU before each convolution.
+
+    Zagoruyko & Komodakis 2016. WRN-10-2 is ``depth=10, width=2``, as in bgn's adversarial runs;
+    the default is WRN-28-10. ``dropout`` stands between the convolutions of a block.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        shape: tuple[int, int, int],
+        *,
+        depth: int = 28,
+        width: int = 10,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if depth < 10 or (depth - 4) % 6:
+            near = 6 * max(1, round((depth - 4) / 6)) + 4
+            raise OptionError(f"expected depth = 6n + 4, such as {near}, got {depth}.")
+        blocks = (depth - 4) // 6
+        sizes = [16 * width, 32 * width, 64 * width]
+        self.conv1 = nn.Conv2d(shape[0], 16, 3, padding=1, bias=False)
+        self.layer1 = _stage(WideBlock, 16, sizes[0], blocks, 1, dropout)
+        self.layer2 = _stage(WideBlock, sizes[0], sizes[1], blocks, 2, dropout)
+        self.layer3 = _stage(WideBlock, sizes[1], sizes[2], blocks, 2, dropout)
+        self.bn1 = nn.BatchNorm2d(sizes[2])
+        self.relu = nn.ReLU(inplace=True)
+        self.fc = nn.Linear(sizes[2], classes)
+        _start_by_fan_out(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
+        x = self.relu(self.bn1(x))
+        y: Tensor = self.fc(x.mean((2, 3)))
+        return y
+
+
+class WideBlock(nn.Module):
+    """Norm, ReLU, convolution, twice; where the size changes, the shortcut starts after the first
+    ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.relu = nn.ReLU()  # not in place: the shortcut may need what came in
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.drop = nn.Dropout(dropout)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        changes = inputs != outputs or stride > 1
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(x))
+        passed = x if self.shortcut is None else self.shortcut(y)
+        y = self.drop(self.relu(self.bn2(self.conv1(y))))
+        z: Tensor = self.conv2(y) + passed
+        return z
+
+
+def _stage(
+    block: Callable[..., nn.Module],
+    inputs: int,
+    outputs: int,
+    count: int,
+    stride: int,
+    *further: Any,
+) -> nn.Sequential:
+    """Blocks of which the first changes the number of channels and the resolution."""
+    rest = (block(outputs, outputs, 1, *further) for _ in range(count - 1))
+    return nn.Sequential(block(inputs, outputs, stride, *further), *rest)
+
+
+def _start_by_fan_out(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

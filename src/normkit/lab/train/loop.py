@@ -1,38 +1,28 @@
-"""Training a run from beginning to end."""
+"""Training runs from beginning to end: one, or several side by side in one process."""
 
 from __future__ import annotations
 
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from normkit.errors import NonFiniteWarning
+from normkit.core.cudnn import one_algorithm
+from normkit.errors import NonFiniteWarning, OptionError
 from normkit.lab.data import load
 from normkit.lab.experiment import Run
 from normkit.lab.results import Result
-from normkit.lab.train.checkpointing import EVERY, Keeper
-from normkit.lab.train.choosing import repeatable
-from normkit.lab.train.progress import Progress
-from normkit.lab.train.training import Training
+from normkit.lab.train.checkpoint import EVERY, Checkpointer
+from normkit.lab.train.training import Progress, Training
 
 Tell = Callable[[Progress], None]
 Stop = Callable[[], bool]
 OFTEN = 0.1  # seconds between two reports in the middle of an epoch
-
-
-def nobody(progress: Progress) -> None:
-    """Listens to no progress."""
-
-
-def never() -> bool:
-    """Does not stop."""
-    return False
 
 
 def train(
@@ -41,8 +31,8 @@ def train(
     device: torch.device | str = "cpu",
     sets: Any = None,
     checkpoint: Path | None = None,
-    tell: Tell = nobody,
-    stop: Stop = never,
+    tell: Tell = lambda progress: None,
+    stop: Stop = lambda: False,
     save_every: float = EVERY,
 ) -> Result | None:
     """Train a run, from its checkpoint if there is one; None if it was stopped before its end.
@@ -56,19 +46,67 @@ def train(
     >>> result.status, len(result.epochs), result.selected
     ('done', 2, (2,))
     """
-    with surroundings():
-        training = Training(run, sets or load(run.setting.data, device), device=device)
-        keeper = Keeper(checkpoint, save_every)
-        keeper.resume(training)
-        report = Reporter(training, tell)
-        while training.step():
-            report()
-            if stop():
-                keeper.save(training)
-                return None
-            if keeper.due():
-                keeper.save(training)
-        return training.result()
+    [result] = train_together(
+        [run],
+        device=device,
+        sets=sets,
+        checkpoints=[checkpoint],
+        tell=tell,
+        stop=stop,
+        save_every=save_every,
+    )
+    return result
+
+
+def train_together(
+    runs: Sequence[Run],
+    *,
+    device: torch.device | str = "cpu",
+    sets: Any = None,
+    checkpoints: Sequence[Path | None] = (),
+    tell: Tell = lambda progress: None,
+    done: Callable[[Result], None] = lambda result: None,
+    stop: Stop = lambda: False,
+    save_every: float = EVERY,
+) -> list[Result | None]:
+    """The results of several runs, each as if it had been trained alone; None where stopped.
+
+    They take turns, step by step. On a GPU each has its own stream, so that kernels which are too
+    small to fill it run at the same time. Runs on the same data share it; ``sets`` are for all.
+    ``done`` hears of each result when it is there, and not only when the last run has ended.
+    """
+    if checkpoints and len(checkpoints) != len(runs):
+        raise OptionError(f"{len(runs)} runs expect as many checkpoints, got {len(checkpoints)}.")
+    results: list[Result | None] = [None] * len(runs)
+    with _process_settings():
+        loaded = {run.setting.data: sets for run in runs}
+        if sets is None:
+            loaded = {data: load(data, device) for data in loaded}
+        trainings = [
+            Training(run, loaded[run.setting.data], device=device, beside=len(runs)) for run in runs
+        ]
+        checkpointers = [
+            Checkpointer(path, save_every) for path in checkpoints or [None] * len(runs)
+        ]
+        for checkpointer, training in zip(checkpointers, trainings, strict=True):
+            checkpointer.resume(training)
+        reports = [Reporter(training, tell) for training in trainings]
+        going = set(range(len(runs)))
+        while going:
+            for i in sorted(going):
+                if not trainings[i].step():
+                    results[i] = result = trainings[i].result()
+                    going.discard(i)
+                    done(result)
+                    continue
+                reports[i]()
+                if checkpointers[i].due():
+                    checkpointers[i].save(trainings[i])
+            if going and stop():
+                for i in going:
+                    checkpointers[i].save(trainings[i])
+                break
+    return results
 
 
 class Reporter:
@@ -92,12 +130,13 @@ class Reporter:
 
 
 @contextmanager
-def surroundings() -> Iterator[None]:
+def _process_settings() -> Iterator[None]:
     """What holds for the whole process while runs are trained."""
     gc.collect()  # models and recorded steps of earlier runs refer to themselves, and hold memory
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    with repeatable(), warnings.catch_warnings():
+    # cuDNN as revisiting BN has it: otherwise a resumed run would differ from an undisturbed one
+    with one_algorithm(), warnings.catch_warnings():
         # a divergence is recorded, and a layer's count of such batches ends up in the result's note
         warnings.simplefilter("ignore", NonFiniteWarning)
         yield

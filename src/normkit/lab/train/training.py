@@ -1,41 +1,55 @@
-"""One run in the making: epochs, steps, evaluation."""
+"""One run in the making: epochs, steps, evaluation, and the result it leaves behind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from normkit.lab.experiment import Run
-from normkit.lab.results import Epoch, Result
-from normkit.lab.train.accounts import settle
-from normkit.lab.train.choosing import is_recorded
-from normkit.lab.train.clock import Clock
-from normkit.lab.train.divergence import diverged_at
-from normkit.lab.train.evaluating import Score, batch_size
-from normkit.lab.train.feeding import Feed, Form
-from normkit.lab.train.leaving import result_of
-from normkit.lab.train.machine import Machine
-from normkit.lab.train.place import Place
-from normkit.lab.train.plan import Plan
-from normkit.lab.train.progress import Progress
-from normkit.lab.train.recording import Capture
-from normkit.lab.train.resuming import load_state, state_of
-from normkit.lab.train.selecting import check_selection, is_evaluated
-from normkit.lab.train.watching import Watcher
-from normkit.lab.variants import make
+from normkit.lab.models.variant import build_variant
+from normkit.lab.results import DIVERGED, DONE, Epoch, Result
+from normkit.lab.train.batches import BatchFeed, EpochPlan, ImageFormat
+from normkit.lab.train.checkpoint import load_state, state_of
+from normkit.lab.train.cuda_graph import Capture, is_recorded
+from normkit.lab.train.device import Clock, RunDevice, environment
+from normkit.lab.train.evaluate import (
+    EpochNumbers,
+    Score,
+    batch_size,
+    check_selection,
+    is_evaluated,
+    selected,
+)
+from normkit.lab.train.step import Trainer
+from normkit.lab.train.watch import EpochMeasures
 
-LOOK = {"cpu": 50}  # steps after which the losses are looked at, not only after an epoch
+LOOK_EVERY = {"cpu": 50}  # steps after which the losses are looked at, not only after an epoch
 LOOK_ELSEWHERE = 1000  # where a look waits for the device
+# fp16 overflows now and then, and its scaler leaves such steps out: only a row of them counts
+PATIENCE = {"fp16": 20}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    run: str  # id
+    epochs: float  # trained so far; 2.5: in the middle of the third
+    of: int
+    loss: float | None = None  # of the last epoch that is complete
+    record: Epoch | None = None  # of an epoch that has just ended
 
 
 class Training:
     """A run: ``step()`` does the next piece of work, until it is ``finished``.
 
-    Several can take turns in one process. ``capture`` records steps: "auto" does as ``choosing``
-    says, None never does. ``beside`` is how many runs take turns, for the record.
+    Several can take turns in one process. ``capture`` records steps: "auto" does as
+    ``cuda_graph`` says, None never does. ``beside`` is how many runs take turns, for the record.
     """
 
     def __init__(
@@ -51,21 +65,22 @@ class Training:
         self.run, self.sets, self.train, self.beside = run, sets, run.setting.train, beside
         seed, mixup = run.torch_seed(), run.setting.data.mixup
         check_selection(self.train, sets.validation is not None)
-        self.plan = Plan.of(self.train, len(sets.train))
-        self.place = Place(device, seed)
-        self.form = Form(self.place.device, self.train.precision, self.train.channels_last)
-        self.feed = Feed(
-            sets.train, self.plan, self.form, seed=seed, classes=sets.classes, mixup=mixup
+        self.plan = EpochPlan.of(self.train, len(sets.train))
+        self.run_device = RunDevice(device, seed)
+        self.device = self.run_device.device
+        self.format = ImageFormat(self.device, self.train.precision, self.train.channels_last)
+        self.feed = BatchFeed(
+            sets.train, self.plan, self.format, seed=seed, classes=sets.classes, mixup=mixup
         )
-        wanted, self.why_direct = is_recorded(self.place.device, sets.train)
+        wanted, self.why_direct = is_recorded(self.device, sets.train)
         if isinstance(capture, str):
-            capture = self.place.capture if wanted else None
-        with self.place.here():
-            model = model or make(run.setting, sets.classes, sets.shape, seed)
-            recorder = None if capture is None else self.place.rewinding(capture)
-            self.machine = Machine(model, self.train, self.plan, self.feed, recorder)
-        self.watcher = Watcher(self.machine, sets, run.setting.watch, self.form)
-        self.clock = Clock(self.place.device)
+            capture = self.run_device.capture if wanted else None
+        with self.run_device.here():
+            model = model or build_variant(run.setting, sets.classes, sets.shape, seed)
+            recorder = None if capture is None else self.run_device.rewinding(capture)
+            self.trainer = Trainer(model, self.train, self.plan, self.feed, recorder)
+        self.measures = EpochMeasures(self.trainer, sets, run.setting.watch)
+        self.clock = Clock(self.device)
         self.epoch, self.at = 0, 0  # epochs that are complete; steps of the next one
         self.records: list[Epoch] = []
         self.note = ""  # what diverged, and when
@@ -82,7 +97,7 @@ class Training:
 
         False if there was nothing left to do. Only the end of an epoch waits for the device.
         """
-        with self.place.here():
+        with self.run_device.here():
             return next(self._work, False)
 
     def until_epoch_ends(self) -> bool:
@@ -94,14 +109,36 @@ class Training:
         return True
 
     def progress(self, record: Epoch | None = None) -> Progress:
-        known = [e.train_loss for e in self.records if e.train_loss is not None]
+        losses = [e.train_loss for e in self.records if e.train_loss is not None]
         reached = self.epoch + self.at / self.plan.steps
-        last = known[-1] if known else None
+        last = losses[-1] if losses else None
         return Progress(self.run.id, reached, self.train.epochs, last, record)
 
     def result(self) -> Result:
         """What the run leaves behind. It has to be finished."""
-        return result_of(self)
+        seconds, trained = self.clock.read(), self.epoch * self.plan.samples
+        model, peak = self.trainer.model, self.run_device.peak_memory()
+        recorded = "yes"
+        if not self.trainer.is_recorded:
+            reason = self.trainer.obstacle or self.why_direct or "it was not wanted"
+            recorded = f"no: {reason}"
+        return Result(
+            run=self.run.id,
+            status=DIVERGED if self.note else DONE,
+            selected=() if self.note else selected(self.train, self.records),
+            epochs=tuple(self.records),
+            seconds=seconds,
+            parameters=sum(p.numel() for p in model.parameters()),
+            # what others use at its side cannot be told apart
+            peak_memory=None if peak is None else peak // self.beside,
+            images_per_second=trained / seconds if trained and seconds > 0 else None,
+            environment={
+                **environment(self.device),
+                "recorded": recorded,
+                "side by side": str(self.beside),
+            },
+            note=self.note or _left_out(model),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on with the same numbers. Between two calls of ``step``."""
@@ -115,68 +152,64 @@ class Training:
     # ---------------------------------------------------------------- the work, piece by piece
 
     def _pieces(self) -> Iterator[bool]:
-        if not self.records and not self.at and self.watcher.due(0):
-            self.records.append(Epoch(0, measures=self.watcher.measure(0)))
+        if not self.records and not self.at and self.measures.due(0):
+            self.records.append(Epoch(0, measures=self.measures.measure(0)))
             yield True
         while not self.finished:
             yield from self._train()
             if self.note:
                 return
-            scores = self._scores()
+            scores: dict[str, Score] = {}
+            if is_evaluated(self.train, self.epoch + 1):
+                names = ("test",) if self.sets.validation is None else ("validation", "test")
+                scores = {n: Score(self.device, self.sets.classes) for n in names}
             for name, score in scores.items():
                 yield from self._evaluate(name, score)
             self._end_epoch(scores)
             yield True
 
     def _train(self) -> Iterator[bool]:
-        machine, steps = self.machine, self.plan.steps
-        machine.modes.train()
+        trainer, steps = self.trainer, self.plan.steps
+        trainer.modes.train()
         if not self.at:
-            machine.history.restart()
-        look = LOOK.get(self.place.device.type, LOOK_ELSEWHERE)
+            trainer.history.restart()
+        look_every = LOOK_EVERY.get(self.device.type, LOOK_ELSEWHERE)
         batches = self.feed.batches(self.epoch, self.at * self.plan.accumulate)
         self.clock.start()
         for step in self.plan.in_steps(batches):
-            machine.step(step, self.epoch * steps + self.at)
+            trainer.step(step, self.epoch * steps + self.at)
             self.at += 1
-            if self.at % look == 0 and self.at < steps and self._is_lost(self._losses()):
-                return
+            if self.at % look_every == 0 and self.at < steps:
+                seen = trainer.history.rows[: self.at * self.plan.accumulate, 0]
+                if self._is_lost(seen.tolist()):
+                    return
             yield True
         self.clock.stop()
 
-    def _scores(self) -> dict[str, Score]:
-        if not is_evaluated(self.train, self.epoch + 1):
-            return {}
-        names = ("test",) if self.sets.validation is None else ("validation", "test")
-        return {name: Score(self.place.device, self.sets.classes) for name in names}
-
     def _evaluate(self, name: str, score: Score) -> Iterator[bool]:
-        self.machine.modes.evaluate()
+        self.trainer.modes.evaluate()
         for images, labels in getattr(self.sets, name).batches(batch_size(self.sets.shape)):
-            labels = labels.to(self.place.device, non_blocking=True)
-            score.add(self.machine.forward, self.form(images), labels, self.train.precision)
+            labels = labels.to(self.device, non_blocking=True)
+            score.add(self.trainer.forward, self.format(images), labels, self.train.precision)
             yield True
 
     def _end_epoch(self, scores: dict[str, Score]) -> None:
-        found = settle(self.machine.history, scores)
-        if self._is_lost(found.losses):
+        numbers = EpochNumbers.read(self.trainer.history, scores)
+        if self._is_lost(numbers.losses):
             return
         self.epoch, self.at = self.epoch + 1, 0
-        measures = self.watcher.measure(self.epoch) if self.watcher.due(self.epoch) else {}
+        measured = self.measures.measure(self.epoch) if self.measures.due(self.epoch) else {}
         self.records.append(
             Epoch(
                 epoch=self.epoch,
-                lr=self.machine.rates.base_rate(self.epoch * self.plan.steps - 1),
-                train_loss=found.mean_loss(self.plan),
-                train_accuracy=sum(found.right) / self.plan.samples,
+                lr=self.trainer.rates.base_rate(self.epoch * self.plan.steps - 1),
+                train_loss=numbers.mean_loss(self.plan),
+                train_accuracy=sum(numbers.right) / self.plan.samples,
                 seconds=self.clock.read(),
-                measures=measures,
-                **found.evaluated,
+                measures=measured,
+                **numbers.evaluated,
             )
         )
-
-    def _losses(self) -> list[float]:
-        return self.machine.history.rows[: self.at * self.plan.accumulate, 0].tolist()
 
     def _is_lost(self, losses: list[float]) -> bool:
         batch = diverged_at(losses, self.train.precision)
@@ -189,3 +222,25 @@ class Training:
             f"of {self.train.epochs}."
         )
         return True
+
+
+def diverged_at(losses: Sequence[float], precision: str = "float32") -> int | None:
+    """The batch from which on the loss was not finite; None if it is not over.
+
+    >>> diverged_at([2.3, math.nan, math.nan]), diverged_at([2.3, math.inf, 2.2], "fp16")
+    (1, None)
+    """
+    patience, row = PATIENCE.get(precision, 1), 0
+    for number, loss in enumerate(losses):
+        row = 0 if math.isfinite(loss) else row + 1
+        if row >= patience:
+            return number - row + 1
+    return None
+
+
+def _left_out(model: nn.Module) -> str:
+    """A remark about batches that norms have kept out of their running statistics."""
+    buffers = dict(model.named_buffers())
+    counts = [int(buffers[name]) for name in buffers if name.endswith("nonfinite_batches")]
+    most = max(counts, default=0)
+    return f"{most} batches had statistics that are not finite." if most else ""

@@ -1,0 +1,183 @@
+"""Big sets: image files, decoded by worker processes, normalized on the training device."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from normkit.core.optional_dependencies import require
+from normkit.lab.data.records import CorruptData, Files, bounds
+from normkit.lab.data.sampling import generator, stream
+from normkit.lab.data.transforms import Augmentation, boxes, normalize
+
+Request = tuple[int, int | None]  # which file, and the seed of its augmentation
+FEW_FILES = 256  # read before worker processes would have started
+MOST_WORKERS = 8
+SHORTER_SIDE = 8 / 7  # before the middle is cut out: 256 pixels for 224
+
+
+class FileLoader:
+    """Batches from image files. Made by ``load``."""
+
+    def __init__(
+        self,
+        files: Files,
+        size: int,
+        scale: Tensor,
+        shift: Tensor,
+        augmentation: Augmentation,
+        device: torch.device | str = "cpu",
+        workers: int | None = None,
+    ) -> None:
+        libraries()  # here already: worker processes inherit them, and lacking ones are told now
+        self.device = torch.device(device)
+        self.files = files
+        zero = (-shift / scale).round().clamp(0, 255).flatten().int().tolist()
+        self.scale, self.shift = scale.to(self.device), shift.to(self.device)
+        self.data = _Decoded(files, Decoder(size, augmentation, tuple(zero)))
+        self.workers = _workers(len(files.paths)) if workers is None else workers
+
+    def __len__(self) -> int:
+        return len(self.files.paths)
+
+    def batches(
+        self,
+        batch: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        augment: bool = False,
+        start: int = 0,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.arange(len(self))
+        if shuffle:
+            order = torch.randperm(len(self), generator=generator("order", seed, epoch))
+        cuts = list(bounds(len(self), batch, drop_last, start))
+        first = stream("image", seed, epoch) >> 1
+
+        def requests() -> Iterator[list[Request]]:
+            for begin, end in cuts:
+                # a seed for each position, whichever worker comes to it
+                seeds = range(first + begin, first + end) if augment else repeat(None)
+                yield list(zip(order[begin:end].tolist(), seeds, strict=False))
+
+        loader = DataLoader(
+            self.data,
+            batch_sampler=requests(),  # type: ignore[arg-type]
+            num_workers=min(self.workers, len(cuts)),
+            pin_memory=self.device.type == "cuda",
+            generator=generator("workers"),  # else it would draw from the global one
+        )
+        for images, labels in loader:
+            images = images.to(self.device, non_blocking=True)
+            labels = labels.to(self.device, non_blocking=True)
+            yield normalize(images, self.scale, self.shift), labels
+
+
+class _Decoded(Dataset[tuple[Tensor, int]]):
+    """The files, as a worker process sees them."""
+
+    def __init__(self, files: Files, decoder: Decoder) -> None:
+        self.paths, self.labels, self.decoder = files.paths, files.labels.tolist(), decoder
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, request: Request) -> tuple[Tensor, int]:
+        index, seed = request
+        return self.decoder(self.paths[index], seed), self.labels[index]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Reads an image and brings it to size × size."""
+
+    size: int
+    augmentation: Augmentation
+    fill: tuple[int, ...]  # bytes of a cutout: what becomes zero
+
+    def __call__(self, path: str, seed: int | None) -> Tensor:
+        """(3, size, size) uint8; without a seed, as evaluation sees it."""
+        functional, _ = libraries()
+        image = decoded(path)
+        if seed is None:
+            return self._middle(image, functional)
+        return self._augmented(image, functional, random.Random(seed))
+
+    def _middle(self, image: Tensor, functional: Any) -> Tensor:
+        image = functional.resize(image, self._larger(), antialias=True)
+        return functional.center_crop(image, [self.size, self.size])
+
+    def _larger(self) -> list[int]:
+        """The size that is cropped: a square with a margin to move in, or by the shorter side."""
+        if self.augmentation.crop:
+            return [self.size + 2 * self.augmentation.crop] * 2
+        return [round(self.size * SHORTER_SIDE)]
+
+    def _augmented(self, image: Tensor, functional: Any, draw: random.Random) -> Tensor:
+        augmentation, size = self.augmentation, [self.size, self.size]
+        if augmentation.resized_crop:
+            drawn = torch.Generator().manual_seed(draw.getrandbits(63))
+            box = boxes(1, image.shape[1], image.shape[2], drawn)[0].tolist()
+            image = functional.resized_crop(image, *box, size, antialias=True)
+        elif augmentation.crop:
+            image = functional.resize(image, self._larger(), antialias=True)
+            top, left = (
+                draw.randint(0, 2 * augmentation.crop),
+                draw.randint(0, 2 * augmentation.crop),
+            )
+            image = functional.crop(image, top, left, *size)
+        else:
+            image = self._middle(image, functional)
+        if augmentation.flip and draw.random() < 0.5:
+            image = functional.horizontal_flip(image)
+        if augmentation.rotation:
+            image = functional.rotate(
+                image, draw.uniform(-augmentation.rotation, augmentation.rotation)
+            )
+        if augmentation.cutout:
+            top, left = (draw.randrange(self.size) - augmentation.cutout // 2 for _ in range(2))
+            hole = image[
+                :,
+                max(top, 0) : top + augmentation.cutout,
+                max(left, 0) : left + augmentation.cutout,
+            ]
+            hole.copy_(torch.tensor(self.fill, dtype=torch.uint8).view(3, 1, 1))
+        return image
+
+
+def libraries() -> tuple[Any, Any]:
+    """torchvision's functions and Pillow."""
+    vision = "torchvision.transforms.v2.functional"
+    return require(vision, "models", "image files"), require("PIL.Image", "models", "image files")
+
+
+def decoded(path: str) -> Tensor:
+    """(3, H, W) uint8 of any image file."""
+    _, pillow = libraries()
+    try:
+        with pillow.open(path) as file:
+            image = file.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:  # whatever a damaged file leads to
+        reason = str(error).rstrip(".")
+        raise CorruptData(f"{path} cannot be read as an image: {reason}.") from error
+    rows = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return rows.view(image.height, image.width, 3).permute(2, 0, 1).contiguous()
+
+
+def _workers(files: int) -> int:
+    if files <= FEW_FILES or multiprocessing.current_process().daemon:  # which may have no children
+        return 0
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(MOST_WORKERS, cpus or 1)

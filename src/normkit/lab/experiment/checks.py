@@ -1,0 +1,283 @@
+"""What a file alone does not show: data sets that are missing, and models that cannot be made.
+
+    check(experiment)        # an error before anything trains, or nothing
+
+``reading`` has checked the names and values; here the data sets are looked for, and each model is
+built, converted and run once on a few random images, and on as few as an epoch ends with.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from normkit.catalog import ENTRIES
+from normkit.conversion.recipes import RECIPES
+from normkit.errors import NormkitError, OptionError
+from normkit.lab import data
+from normkit.lab.experiment.problems import BadExperiment
+from normkit.lab.experiment.records import Data, Experiment, Run, Setting, Step, Train, Variant
+from normkit.lab.models.variant import build_variant, learning_rate_followers
+from normkit.lab.train.batches import EpochPlan
+from normkit.lab.train.evaluate import FIVE
+from normkit.layers.base import Normalizer
+
+Tell = Callable[[str], None]
+Shape = tuple[int, int, int]  # channels, height, width
+
+FEW_IMAGES = 4  # that a model is tried with; workers with more are not worth the time
+LARGE_SIDE = 64  # of images of which two have to be enough
+# of two settings that differ in these, a norm is not what makes the difference
+SAME_GROUND = (("data", "name"), ("data", "train"), ("data", "subset"), ("model", "name"))
+
+
+def check(experiment: Experiment, tell: Tell = lambda message: None) -> None:
+    """Look for the data sets, count the classes and the batches, then try the models.
+
+    ``tell`` hears what is being tried: large networks take a second or two each.
+    """
+    tell("Looking for the data")
+    check_data(experiment)
+    check_metric(experiment)
+    check_batches(experiment)
+    check_models(experiment, tell)
+
+
+def check_data(experiment: Experiment) -> None:
+    """An error that names every data set that is unknown, missing or damaged."""
+    _try_each(
+        experiment,
+        _distinct_data(experiment),
+        lambda variant: data.locate(variant.setting.data),
+        "has no data",
+    )
+
+
+def check_metric(experiment: Experiment) -> None:
+    """An error where the right answer is always among the five likeliest."""
+    if "top5" not in experiment.metric:
+        return
+    for variant in _distinct_data(experiment):
+        classes, _ = data.classes_and_shape(variant.setting.data)
+        if classes <= FIVE:
+            raise BadExperiment(
+                f"{experiment.name}: metric is {experiment.metric!r}, and "
+                f"{variant.setting.data.name} has {classes} classes. Try accuracy or error."
+            )
+
+
+def check_batches(experiment: Experiment) -> None:
+    """An error that names every variant that has not the samples it asks for."""
+    count = cache(data.training_samples)  # a large folder is listed once
+    _try_each(
+        experiment,
+        experiment.variants,
+        lambda variant: last_batch(variant.setting, count),
+        "cannot be trained",
+    )
+
+
+def check_models(experiment: Experiment, tell: Tell = lambda message: None) -> None:
+    """An error that names every variant whose model cannot be built, converted or run."""
+    variants = list(_distinct_models(experiment))
+    numbers = iter(range(1, len(variants) + 1))
+
+    def attempt(variant: Variant) -> None:
+        tell(f"Trying model {next(numbers)} of {len(variants)}: {_name(variant)}")
+        try_model(variant.setting)
+
+    _try_each(experiment, variants, attempt, "cannot be trained")
+
+
+def different_ground(experiment: Experiment) -> list[str]:
+    """A caution for each variant that is not compared with the baseline on the same ground.
+
+    A cell of the grid has a baseline of its own; variants of one cell share it.
+    """
+    cautions: dict[str, None] = {}
+    for variant in experiment.variants:
+        base = experiment.variant(experiment.baseline, variant.cell)
+        keys = [
+            f"{section}.{key}"
+            for section, key in SAME_GROUND
+            if getattr(getattr(variant.setting, section), key)
+            != getattr(getattr(base.setting, section), key)
+        ]
+        if keys:
+            cautions[
+                f"{variant.name!r} is compared with {experiment.baseline!r}, which has another "
+                f"{' and '.join(keys)}. For a baseline of its own, try "
+                + " and ".join(f'"{key}"' for key in keys)
+                + " as an axis of [grid]."
+            ] = None
+    return list(cautions)
+
+
+# ------------------------------------------------------------------ one of each kind of variant
+
+
+def _distinct_data(experiment: Experiment) -> Iterable[Variant]:
+    """One variant for each data set."""
+    distinct: dict[Data, Variant] = {}
+    for variant in experiment.variants:
+        distinct.setdefault(_data_only(variant.setting.data), variant)
+    return distinct.values()
+
+
+def _data_only(spec: Data) -> Data:
+    """Of a data set, what its images depend on."""
+    return Data(name=spec.name, path=spec.path, size=spec.size)
+
+
+def _distinct_models(experiment: Experiment) -> Iterable[Variant]:
+    """One variant for each model on a data set, by all that a trial of it can depend on."""
+    distinct: dict[str, Variant] = {}
+    count, look = cache(data.training_samples), cache(data.classes_and_shape)
+    for variant in experiment.variants:
+        setting = variant.setting
+        spec = _data_only(setting.data)
+        _, shape = look(spec)
+        links = any(map(_links_samples, setting.steps))
+        samples = _sharing_statistics(setting.train)
+        if not (links or any(map(_depends_on_batch, setting.steps))):
+            samples = min(samples, _few(shape))
+        worker = None if setting.train.worker_batch is None else samples
+        train = Train(batch=samples, worker_batch=worker)
+        last = last_batch(setting, count)
+        end = f"{last.batch}" if links else f"{last.sharing == 1}"
+        same = Run(Setting(spec, setting.model, setting.steps, train), 0)
+        distinct.setdefault(f"{same.id} {spec.path} {end}", variant)
+    return distinct.values()
+
+
+def _links_samples(step: Step) -> bool:
+    layer = ENTRIES.get(step.name) if step.kind == "norm" else None
+    return layer is not None and layer.card.links_samples
+
+
+def _depends_on_batch(step: Step) -> bool:
+    """Whether a step makes another layer for another batch size."""
+    if step.kind != "recipe":
+        return False
+    untrained = RECIPES[step.name].untrained
+    return untrained(step.options, 1) != untrained(step.options, 2)
+
+
+def _name(variant: Variant) -> str:
+    where = ", ".join(f"{axis} = {value!r}" for axis, value in variant.cell)
+    return f"{variant.name!r}" + (f" at {where}" if where else "")
+
+
+def _try_each(
+    experiment: Experiment,
+    variants: Iterable[Variant],
+    attempt: Callable[[Variant], object],
+    failure: str,
+) -> None:
+    """One error for all variants that fail, and each kind of failure once."""
+    errors: dict[str, str] = {}
+    for variant in variants:
+        try:
+            attempt(variant)
+        except NormkitError as error:
+            errors.setdefault(str(error), f"{_name(variant)} {failure}: {error}")
+    texts = list(errors.values())
+    if len(texts) == 1:
+        raise BadExperiment(f"{experiment.name}: variant {texts[0]}")
+    if texts:
+        listed = "".join(f"\n  {each}" for each in texts)
+        raise BadExperiment(f"{experiment.name} has {len(texts)} problems:{listed}")
+
+
+# ------------------------------------------------------------------ a trial of a model
+
+
+@dataclass(frozen=True)
+class LastBatch:
+    """The end of an epoch, which may have fewer samples than the batches before it."""
+
+    total: int  # samples of the epoch
+    batch: int  # of the last batch
+    sharing: int  # the fewest that share statistics, in any batch
+
+    def __str__(self) -> str:
+        alone = self.sharing < self.batch
+        share = f", and a worker has {self.sharing} of them" if alone else ""
+        return (
+            f"the last batch of an epoch has {self.batch} of {self.total:,} training samples{share}"
+        )
+
+
+def last_batch(setting: Setting, count: Callable[[Data], int] = data.training_samples) -> LastBatch:
+    """What an epoch of a setting ends with; an error if it has no batch at all.
+
+    >>> print(last_batch(Setting(Data("digits"), train=Train(batch=64, worker_batch=4))))
+    the last batch of an epoch has 29 of 1,437 training samples, and a worker has 1 of them
+    """
+    plan = EpochPlan.of(setting.train, count(setting.data))
+    batch = plan.size(plan.batches - 1)
+    worker = setting.train.worker_batch or plan.batch
+    sharing = min(size % worker or worker for size in (plan.batch, batch))
+    return LastBatch(plan.samples, batch, sharing)
+
+
+def try_model(setting: Setting) -> None:
+    """Build the model of a setting, and run it once in training mode and once in eval mode."""
+    classes, shape = data.classes_and_shape(setting.data)
+    try:
+        model = build_variant(setting, classes, shape, seed=1)
+    except NormkitError:
+        raise
+    except Exception as error:  # whatever a constructor does with options that do not fit
+        raise OptionError(f"the model: {type(error).__name__}: {error}") from error
+    for layer in learning_rate_followers(model):
+        layer.set_update_rate(setting.train.lr)
+    norms = [module for module in model.modules() if isinstance(module, Normalizer)]
+    multiple = max((norm.batch_multiple for norm in norms), default=1)
+    samples = max(multiple, min(_sharing_statistics(setting.train), _few(shape)))
+    for training in (True, False):
+        _run(model.train(training), samples, classes, shape)
+    last = last_batch(setting)
+    sizes = {last.batch % multiple} - {0}
+    if last.sharing == 1 < samples:
+        sizes.add(1)
+    for size in sizes:  # said at the beginning of an epoch, not at its end
+        try:
+            _run(model.train(), size, classes, shape)
+        except NormkitError as error:
+            raise OptionError(f"{last}: {error} Try train.drop_last = true.") from error
+
+
+def _run(model: nn.Module, samples: int, classes: int, shape: Shape) -> None:
+    images = torch.randn(samples, *shape, generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # random images of no meaning
+            out = model(images)
+    except NormkitError:
+        raise
+    except Exception as error:
+        raise OptionError(
+            f"the model does not take {samples} images of {'×'.join(map(str, shape))}: "
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        ) from error
+    if not isinstance(out, Tensor) or out.shape != (samples, classes):
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise OptionError(
+            f"the model gives {got} for {samples} images of {classes} classes, expected a "
+            f"tensor ({samples}, {classes})."
+        )
+
+
+def _few(shape: Shape) -> int:
+    return FEW_IMAGES if max(shape[1:]) <= LARGE_SIDE else 2
+
+
+def _sharing_statistics(train: Train) -> int:
+    """How many samples share statistics."""
+    return train.worker_batch or train.batch or FEW_IMAGES

@@ -1,0 +1,234 @@
+"""What an experiment is: frozen records, from a question down to a single run.
+
+An ``Experiment`` holds variants; a ``Variant`` has a name, a cell of the grid and a ``Setting``; a
+``Setting`` and a seed are a ``Run``, and a run's id is a hash of exactly what its result depends
+on. So a seed or a variant that is added later changes the id of no other run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from normkit.lab.results import higher_is_better
+
+Options = Mapping[str, Any]
+Cell = tuple[tuple[str, Any], ...]  # (("train.worker_batch", 2), …): a point of the grid
+
+# what a result of one release may not be mixed with; goes up when training changes its numbers
+PROTOCOL = 1
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which images, how they are cut into sets, and what is done to them on the way."""
+
+    name: str = "digits"
+    path: str | None = None  # where to look; else NORMKIT_DATA. Not part of a run's id
+    train: str = "train"  # the published split to train on; estimation shift trains on "test"
+    validation: float = 0.0  # share of the training set, the same from every class
+    split_seed: int = 0
+    subset: int | None = None  # train on so many samples only
+    size: int | None = None  # side of the images; None: as they are
+    normalize: str = "dataset"  # none, dataset (mean, std), fixed (x−128)/128, halves (x−.5)/.5
+    flip: bool = False
+    crop: int = 0  # padding of a random crop
+    resized_crop: bool = False  # area 0.08 to 1, ratio 3/4 to 4/3
+    rotation: float = 0.0  # degrees
+    cutout: int = 0
+    mixup: float = 0.0  # α of the beta distribution
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network before anything is done to its norms."""
+
+    name: str = "native:small_cnn"  # native:, timm:, torchvision:, package.module:callable
+    stem: str = "own"  # or "cifar": 3×3, stride 1, no pooling
+    options: Options = field(default_factory=dict)  # of its constructor
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of the model: convert its norms, apply a recipe, or standardize its weights."""
+
+    kind: str  # "norm", "recipe" or "weights"
+    name: str  # catalog name, name of a recipe, or ws, wn, cwn
+    where: str | None = None  # as in normkit.select; None: everywhere
+    options: Options = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Everything between the first batch and the last."""
+
+    epochs: int = 10
+    batch: int = 128  # 0: the whole training set
+    worker_batch: int | None = None  # statistics as if so many samples were on each worker
+    accumulate: int = 1  # batches for each step: the "iteration size"
+    optimizer: str = "sgd"  # sgd, adam, adamw
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 1e-4
+    decay: str = "all"  # "all" parameters or "weights": no norm parameter, no bias
+    slower_scale: float = 1.0  # c of revisiting BN: the norms' scales learn at lr/c
+    schedule: str = "cosine"  # constant, step, cosine, poly
+    per: str = "step"  # the schedule moves with every "step" or "epoch"
+    milestones: tuple[int, ...] = ()  # epochs
+    factor: float = 0.1  # at each milestone
+    floor: float = 0.0  # where cosine and poly end
+    power: float = 0.9  # of poly
+    warmup: float = 0.0  # epochs of linear rise
+    clip: float = 0.0  # largest norm of the gradient; 0: none
+    label_smoothing: float = 0.0
+    drop_last: bool = False  # leave an incomplete last batch out
+    precision: str = "float32"  # or bf16, fp16 (autocast), float64
+    channels_last: bool = False
+    compile: bool = False
+    evaluate_every: int = 1  # epochs; the last, or those that a selection needs, always
+    select: str = "last"  # "last", "best_validation" or "median_last_5"
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is measured beside loss and accuracy, and how often."""
+
+    measures: tuple[str, ...] = ()  # condensation, esm, stat_diff, disturbance, …
+    every: int = 1  # epochs
+    samples: int = 32  # of the fixed batch for condensation
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a run's result depends on, but for the seed."""
+
+    data: Data = Data()
+    model: Model = Model()
+    steps: tuple[Step, ...] = ()
+    train: Train = Train()
+    watch: Watch = Watch()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a setting and a seed. Its id is a hash of its content."""
+
+    setting: Setting
+    seed: int
+
+    @cached_property
+    def id(self) -> str:
+        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def content(self) -> dict[str, Any]:
+        """What the id is made of: whatever differs from the defaults, and the seed.
+
+        Defaults are left out, so that a field that a later release adds changes no id.
+        """
+        setting = self.setting
+        if setting.data.name != "folder":  # of other sets the path says only where a copy lies
+            setting = replace(setting, data=replace(setting.data, path=None))
+        return {"protocol": PROTOCOL, "seed": self.seed, "setting": _plain(setting)}
+
+    def torch_seed(self) -> int:
+        """The seed as revisiting BN hashes it: the last 32 bits of the MD5 of its digits."""
+        return int(hashlib.md5(str(self.seed).encode()).hexdigest()[-8:], 16)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the things compared, at one point of the grid."""
+
+    name: str
+    setting: Setting
+    cell: Cell = ()
+
+    def runs(self, seeds: tuple[int, ...]) -> list[Run]:
+        return [Run(self.setting, seed) for seed in seeds]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number that a paper prints for a variant and cell, and where our protocol differs."""
+
+    variant: str
+    value: float
+    cell: Cell = ()
+    std: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, and all that is needed to answer it."""
+
+    name: str  # of the file, without .toml
+    title: str
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    baseline: str  # a variant; each is compared with it in its own cell
+    metric: str = "accuracy"  # or error, loss, top5_accuracy, top5_error
+    scale: str = ""  # of several in the file: paper, lab, desk
+    question: str = ""
+    source: str = ""  # "UBN, table 3"
+    difference: str = ""  # between the published protocol and this one
+    equivalence: float = 0.005  # differences smaller than this do not matter
+    published: tuple[Published, ...] = ()
+    path: Path | None = None
+
+    def runs(self) -> list[Run]:
+        """Every run once, seeds outermost: what is compared is finished together."""
+        runs: dict[str, Run] = {}
+        for seed in self.seeds:
+            for variant in self.variants:
+                run = Run(variant.setting, seed)
+                runs.setdefault(run.id, run)
+        return list(runs.values())
+
+    def cells(self) -> list[Cell]:
+        return list(dict.fromkeys(variant.cell for variant in self.variants))
+
+    def variant(self, name: str, cell: Cell = ()) -> Variant:
+        return self._by_name[name, cell]
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, Cell], Variant]:
+        return {(variant.name, variant.cell): variant for variant in self.variants}
+
+    @property
+    def higher_is_better(self) -> bool:
+        return higher_is_better(self.metric)
+
+
+def _plain(value: Any) -> Any:
+    """As plain data: records without the fields that have their default value.
+
+    1 and 1.0 are one number, and lists and tuples one thing, whoever wrote them.
+    """
+    if is_dataclass(value):
+        values = {each.name: getattr(value, each.name) for each in fields(value)}
+        return {
+            each.name: _plain(values[each.name])
+            for each in fields(value)
+            if values[each.name] != _default(each)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _default(record_field: Any) -> Any:
+    """The default of a field; a field that has none is always part of the id."""
+    factory = record_field.default_factory
+    return record_field.default if factory is MISSING else factory()

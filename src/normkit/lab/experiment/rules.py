@@ -1,0 +1,132 @@
+"""Which values of a setting make sense, alone and together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from normkit.errors import nearest
+from normkit.lab.experiment.records import Setting, Train
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "data.train": ("train", "test"),
+    "data.normalize": ("dataset", "fixed", "halves", "none"),
+    "model.stem": ("own", "cifar"),
+    "train.optimizer": ("sgd", "adam", "adamw"),
+    "train.decay": ("all", "weights"),
+    "train.schedule": ("constant", "step", "cosine", "poly"),
+    "train.per": ("step", "epoch"),
+    "train.precision": ("float32", "bf16", "fp16", "float64"),
+    "train.select": ("last", "best_validation", "median_last_5"),
+}
+
+Rule = tuple[Callable[[Any], bool], str]
+FROM_ZERO: Rule = (lambda value: value >= 0, "at least 0")
+FROM_ONE: Rule = (lambda value: value >= 1, "at least 1")
+POSITIVE: Rule = (lambda value: value > 0, "more than 0")
+SHARE: Rule = (lambda value: 0 <= value < 1, "from 0 to below 1")
+LIMITS: dict[str, Rule] = {
+    "data.validation": SHARE,
+    "data.split_seed": FROM_ZERO,
+    "data.subset": FROM_ONE,
+    "data.size": FROM_ONE,
+    "data.crop": FROM_ZERO,
+    "data.rotation": (lambda value: 0 <= value <= 180, "degrees from 0 to 180"),
+    "data.cutout": FROM_ZERO,
+    "data.mixup": FROM_ZERO,
+    "train.epochs": FROM_ONE,
+    "train.batch": (lambda value: value >= 0, "at least 1, or 0 for the whole training set"),
+    "train.worker_batch": FROM_ONE,
+    "train.accumulate": FROM_ONE,
+    "train.lr": POSITIVE,
+    "train.momentum": SHARE,
+    "train.weight_decay": FROM_ZERO,
+    "train.slower_scale": POSITIVE,
+    "train.factor": (lambda value: 0 < value < 1, "between 0 and 1"),
+    "train.floor": FROM_ZERO,
+    "train.power": POSITIVE,
+    "train.warmup": FROM_ZERO,
+    "train.clip": FROM_ZERO,
+    "train.label_smoothing": SHARE,
+    "train.evaluate_every": FROM_ONE,
+    "watch.every": FROM_ONE,
+    "watch.samples": (lambda value: value >= 2, "at least 2"),
+}
+
+Fault = tuple[str, str]  # a key, and what to say about its value
+
+
+def faults(setting: Setting) -> Iterator[Fault]:
+    """Every value that cannot be."""
+    for section in ("data", "model", "train", "watch"):
+        yield from section_faults(section, getattr(setting, section))
+    if setting.train.select == "best_validation" and setting.data.validation == 0:
+        yield "train.select", 'is "best_validation", which needs data.validation above 0.'
+
+
+def section_faults(section: str, record: Any) -> Iterator[Fault]:
+    """Every value of one record of a setting that cannot be."""
+    for key, choices in CHOICES.items():
+        if key.startswith(f"{section}."):
+            value = getattr(record, key.partition(".")[2])
+            if value not in choices:
+                yield key, f"is {value!r}. {nearest(value, choices)}"
+    for key, (fits, expected) in LIMITS.items():
+        if key.startswith(f"{section}."):
+            value = getattr(record, key.partition(".")[2])
+            if value is not None and not fits(value):
+                yield key, f"expects {expected}, got {value!r}."
+    if section == "data":
+        if record.crop and record.resized_crop:
+            yield "data.crop", "and resized_crop are two kinds of crop. Keep one of them."
+        if record.name == "folder" and not record.path:
+            yield (
+                "data.path",
+                'is missing: data.name = "folder" needs a folder with train/CLASS/NAME.jpg and '
+                "test/CLASS/NAME.jpg.",
+            )
+    elif section == "model":
+        library, _, name = record.name.partition(":")
+        if not (library and name):
+            forms = "native:NAME, timm:NAME, torchvision:NAME or package.module:callable"
+            yield "model.name", f"expects {forms}, got {record.name!r}."
+    elif section == "train":
+        yield from _training_faults(record)
+
+
+def _training_faults(train: Train) -> Iterator[Fault]:
+    if train.worker_batch and 0 < train.batch < train.worker_batch:
+        yield (
+            "train.worker_batch",
+            f"is {train.worker_batch}, more than the {train.batch} samples of train.batch.",
+        )
+    elif train.worker_batch and (rest := train.batch % train.worker_batch):
+        yield (
+            "train.worker_batch",
+            f"is {train.worker_batch}, and train.batch {train.batch} is not a multiple of it: "
+            f"a worker would have {rest}.",
+        )
+    if train.nesterov and not (train.optimizer == "sgd" and train.momentum > 0):
+        yield "train.nesterov", "needs the optimizer sgd with momentum above 0."
+    if train.warmup >= train.epochs >= 1 and train.warmup:
+        yield "train.warmup", f"is {train.warmup:g} of {train.epochs} epochs: nothing is left."
+    if train.floor > train.lr > 0:
+        yield "train.floor", f"is {train.floor:g}, above train.lr = {train.lr:g}."
+    if train.select == "median_last_5" and 1 <= train.epochs < 5:
+        yield "train.select", f'is "median_last_5", and there are {train.epochs} epochs.'
+    epochs = train.milestones
+    if train.schedule == "step":
+        if not epochs:
+            yield "train.milestones", 'are needed for schedule = "step": epochs, such as [30, 60].'
+    elif epochs:
+        yield (
+            "train.milestones",
+            f'belong to schedule = "step", and it is {train.schedule!r}. Try milestones = [].',
+        )
+    if list(epochs) != sorted(set(epochs)) or min(epochs, default=1) < 1:
+        yield "train.milestones", f"expects epochs from 1 up, in order, got {list(epochs)}."
+    elif epochs and train.schedule == "step" and epochs[-1] >= train.epochs:
+        yield (
+            "train.milestones",
+            f"has {epochs[-1]}, and training ends after {train.epochs} epochs.",
+        )

@@ -1,0 +1,170 @@
+"""What is measured beside loss and accuracy, at the ends of epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit import collect, disturbance_test, observe, survey
+from normkit.diagnosis.disturbance import DELTAS, first_of_blocks
+from normkit.diagnosis.measures import condensation, ws_gradient_decomposition
+from normkit.errors import NothingToDo, OptionError, nearest
+from normkit.inspection import undisturbed
+from normkit.lab.experiment import Watch
+from normkit.lab.models.variant import normalizes_input
+from normkit.lab.train.evaluate import accuracy, batch_size, loss_of
+from normkit.lab.train.step import Trainer
+from normkit.layers.weight import WeightNormalizer
+
+MEASURES = {
+    "condensation": "mean cosine between the inputs of the first norm, of a fixed batch",
+    "disturbance": "accuracy with running statistics off by up to 0, 0.1, … 0.5, after the last "
+    "epoch: a list by size of the error",
+    "esm": "esm_mean and esm_std of each norm on the test set, in eval mode",
+    "frozen": "1 for each norm that has become a fixed map for the time being, 0 for others",
+    "gate_saturation": "share of gates below 0.05 or above 0.95, of each norm with gates",
+    "gradient_factor": "|γ| / √(σ² + ε) of each norm, from a fixed batch in training mode",
+    "stat_diff": "StatDiff of each norm with groups, from a fixed batch in training mode",
+    "ws_gradients": "ws_gradients_a, _b and _c of each standardized weight: what its gradient "
+    "loses by the division, by the subtraction, and what is left",
+}
+IN_TRAINING = ("frozen", "gate_saturation", "gradient_factor", "stat_diff")
+BLOCKS = 6  # whose first norm is disturbed, as in the figure of estimation shift
+
+
+class EpochMeasures:
+    """Measures a model without changing it. The fixed batch is the same for all variants."""
+
+    def __init__(self, trainer: Trainer, sets: Any, watch: Watch) -> None:
+        for name in watch.measures:
+            if name not in MEASURES:
+                raise OptionError(f"watch.measures has {name!r}. {nearest(name, MEASURES)}")
+        self.model, self.modes, self.epochs = trainer.model, trainer.modes, trainer.plan.epochs
+        self.sets, self.watch, self.format = sets, watch, trainer.feed.format
+        self._batch: tuple[Tensor, Tensor] | None = None
+
+    def due(self, epoch: int) -> bool:
+        """Whether anything is measured after an epoch; 0 is before the first."""
+        return bool(self.watch.measures) and (epoch % self.watch.every == 0 or epoch == self.epochs)
+
+    def measure(self, epoch: int) -> Mapping[str, Any]:
+        """Every measure that was asked for: a number, or a list with one for each norm.
+
+        None stands for a norm for which a measure has no meaning; where it has none for any, it
+        is left out.
+        """
+        values: dict[str, Any] = {}
+        asked = self.watch.measures
+        if "condensation" in asked:
+            values["condensation"] = self._condensation()
+        if "esm" in asked and epoch:  # before the first there are no estimates
+            values.update(self._esm())
+        if wanted := [name for name in IN_TRAINING if name in asked]:
+            values.update(self._in_training(wanted))
+        if "ws_gradients" in asked:
+            with undisturbed(self.model), torch.enable_grad():
+                self.modes.train()
+                values.update(ws_gradients(self.model, *self._fixed_batch()))
+        if "disturbance" in asked and epoch == self.epochs:
+            values["disturbance"] = self._disturbance()
+        return {name: value for name, value in values.items() if _is_measured(value)}
+
+    def _esm(self) -> dict[str, list[float | None]]:
+        names = ("esm_mean", "esm_std")
+        try:
+            seen = collect(self.model, self._test_batches(), measures=names)
+        except NothingToDo:  # a model without norms
+            return {}
+        return {name: [seen.value(path, name) for path in seen.paths] for name in names}
+
+    def _condensation(self) -> float | None:
+        """Of the norm that runs first; one before the network, on the images, does not count."""
+        seen: list[Tensor] = []
+
+        def look(_: nn.Module, args: tuple[Any, ...]) -> None:
+            if not seen:
+                seen.append(condensation(args[0]))
+
+        sites = [site for site in survey(self.model) if not normalizes_input(site)]
+        hooks = [site.module.register_forward_pre_hook(look) for site in sites]
+        try:
+            with undisturbed(self.model):
+                self.model(self._fixed_batch()[0])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return seen[0].item() if seen else None
+
+    def _in_training(self, wanted: list[str]) -> dict[str, list[float | None]]:
+        """From one forward in training mode, whose statistics are forgotten again."""
+        with undisturbed(self.model):
+            self.modes.train()
+            with observe(self.model, every=1, measures=wanted) as observer:
+                self.model(self._fixed_batch()[0])
+        seen = {(record.path, record.measure): record.value for record in observer.records}
+        return {n: [seen.get((site.path, n)) for site in observer.sites] for n in wanted}
+
+    def _disturbance(self) -> list[float]:
+        """Accuracy by size of the error. Without running statistics nothing can be disturbed."""
+        chosen = first_of_blocks(BLOCKS)
+        where = chosen if any(chosen(site) for site in survey(self.model)) else None
+        try:
+            seen = disturbance_test(
+                self.model, list(self._test_batches()), accuracy, where=where, max_batches=None
+            )
+        except NothingToDo:
+            with undisturbed(self.model):
+                rows = [(accuracy(self.model(x), y), len(y)) for x, y in self._test_batches()]
+            plain = sum(value * size for value, size in rows) / sum(size for _, size in rows)
+            return [plain] * (1 + len(DELTAS))
+        return [seen.undisturbed, *(seen.means[delta] for delta in DELTAS)]
+
+    def _fixed_batch(self) -> tuple[Tensor, Tensor]:
+        if self._batch is None:
+            size = min(self.watch.samples, len(self.sets.train))
+            images, labels = next(iter(self.sets.train.batches(size, seed=0, shuffle=True)))
+            self._batch = self.format(images), labels.to(self.format.device)
+        return self._batch
+
+    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in self.sets.test.batches(batch_size(self.sets.shape)):
+            yield self.format(images), labels.to(self.format.device)
+
+
+def ws_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, list[float]]:
+    """The parts of each standardized weight's gradient, summed over its filters.
+
+    The model is run in the mode it is in; gradients of its parameters are left alone.
+    """
+    uses: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def look(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        uses[module] = args[0].detach(), out
+
+    weights = (module for module in model.modules() if isinstance(module, WeightNormalizer))
+    hooks = [each.register_forward_hook(look) for each in weights if each.standardizes]
+    try:
+        loss = loss_of(model(images), labels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not uses:
+        return {}
+    grads = torch.autograd.grad(loss, [out for _, out in uses.values()])
+    parts = [
+        ws_gradient_decomposition(weight, grad)
+        for (weight, _), grad in zip(uses.values(), grads, strict=True)
+    ]
+    return {
+        f"ws_gradients_{name}": [float(getattr(part, name).sum()) for part in parts]
+        for name in ("a", "b", "c")
+    }
+
+
+def _is_measured(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(each is not None for each in value)
+    return value is not None
