@@ -25,12 +25,13 @@ import torch
 from torch.nn import functional as F
 
 from normkit.core.atomic_write import write_text
+from normkit.core.cudnn import one_algorithm as repeatable
 from normkit.errors import NormkitError
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
-from normkit.lab.models.variant import make
+from normkit.lab.models.variant import build_variant
 from normkit.lab.train import Training, side_by_side
-from normkit.lab.train.cuda_graph import is_recorded, repeatable
+from normkit.lab.train.cuda_graph import is_recorded
 from normkit.lab.train.device import autocast, environment, model_dtype
 from normkit.lab.train.optimizer import optimizer_of
 
@@ -134,7 +135,7 @@ def timed(
 def bare(setting: Setting, sets: Any, device: torch.device) -> Epoch:
     """What anybody would write: no record, no evaluation, no check."""
     train, run = setting.train, Run(setting, 1)
-    model = make(setting, sets.classes, sets.shape, run.torch_seed())
+    model = build_variant(setting, sets.classes, sets.shape, run.torch_seed())
     form = torch.channels_last if train.channels_last else torch.preserve_format
     model = model.to(device, model_dtype(train.precision)).to(memory_format=form)
     optimizer = optimizer_of(model, train, device)
@@ -163,8 +164,8 @@ def abreast(setting: Setting, sets: Any, device: torch.device, many: int, captur
             for run in runs:
                 if run.epoch <= number:
                     run.step()
-        if capture is not None and not runs[0].machine.is_recorded:
-            raise NormkitError(f"No record: {runs[0].machine.obstacle or runs[0].why_direct}.")
+        if capture is not None and not runs[0].trainer.is_recorded:
+            raise NormkitError(f"No record: {runs[0].trainer.obstacle or runs[0].why_direct}.")
 
     return epoch
 

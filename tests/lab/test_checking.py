@@ -10,7 +10,7 @@ from torch import nn
 
 from normkit.lab import data
 from normkit.lab.experiment import Data, Experiment
-from normkit.lab.experiment.checks import check, check_data, check_models, expected
+from normkit.lab.experiment.checks import check, check_data, check_models
 from normkit.lab.experiment.problems import BadExperiment
 from normkit.lab.experiment.reading import parse
 
@@ -219,12 +219,12 @@ def test_models_can_be_checked_where_the_data_is_missing(
 @pytest.mark.parametrize("name", ["digits", "synthetic:3x6x5x4x40"])
 def test_expected_shapes_are_those_of_the_data(name: str) -> None:
     sets = data.load(Data(name))
-    assert expected(Data(name)) == (sets.classes, sets.shape)
+    assert data.classes_and_shape(Data(name)) == (sets.classes, sets.shape)
 
 
 def test_every_data_set_with_a_name_has_a_shape() -> None:
     for name in set(data.names()) - {"folder", "synthetic"}:
-        classes, shape = expected(Data(name))
+        classes, shape = data.classes_and_shape(Data(name))
         assert classes >= 10
         assert len(shape) == 3
 

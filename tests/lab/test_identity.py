@@ -33,6 +33,12 @@ def ids(text: str) -> set[str]:
 
 def test_ids_are_those_of_all_releases() -> None:
     # written out, since results in people's stores are found by them
+    assert [run.id for run in parse(FILE).runs()] == [
+        "69a2e0ee1669e515a68d",
+        "66e2caff1f88658e7bba",
+        "8c1b9e568ca928f9c208",
+        "44ef961133987b3794cb",
+    ]
     assert Run(Setting(), 1).id == hashed('{"protocol":1,"seed":1,"setting":{}}')
     full = Setting(
         Data("cifar10", crop=4, path="/somewhere"),

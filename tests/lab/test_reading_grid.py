@@ -135,11 +135,11 @@ value = 70
 @pytest.mark.parametrize(
     ("grid", "said"),
     [
-        ('"train.batchsize" = [2]', "is no key of train. Did you mean 'batch'?"),
+        ('"train.batchsize" = [2]', "is not a key of train. Did you mean 'batch'?"),
         ('"train.lr" = []', "has no values"),
         ('"train.lr" = [1, 1.0]', "has a value twice"),
         ('"train.lr" = 0.1', "expects a list of values, got 0.1"),
-        ('"train.epochs" = [1.5]', "expects a whole number, got 1.5"),
+        ('"train.epochs" = [1.5]', "expects an integer, got 1.5"),
         ('"model.options" = [{ depth = 3 }]', "such as model.options.x"),
         ('word = ["a", "b"]', "nothing changes along it"),
         ('"norm.group" = [2]', "is an option of no norm here. Did you mean 'groups'?"),
@@ -158,7 +158,7 @@ def test_axes_that_cannot_be(grid: str, said: str) -> None:
     [
         ('"train.lr"."train.batch" = [2, 3]', "lies along no axis"),
         ('"train.worker_batch"."train.lr" = [0.1]', "expects 2 values, one for each of [2, 64]"),
-        ('"train.worker_batch"."trian.lr" = [0.1, 1]', "is no key. Did you mean 'train'?"),
+        ('"train.worker_batch"."trian.lr" = [0.1, 1]', "is not a key. Did you mean 'train'?"),
         ('"train.worker_batch"."train.lr" = ["a", "b"]', "expects a finite number, got 'a'"),
     ],
 )
@@ -174,7 +174,7 @@ def test_changes_that_cannot_be(along: str, said: str) -> None:
         ("train.worker_batch = 2", "train.worker_batch changes along the grid as well"),
         ("train.lr = 2", "train.lr changes along the grid as well"),
         ("along.x.y = [1, 2]", "lies along no axis"),
-        ('only = { "train.lr" = [1] }', "is no axis of the grid"),
+        ('only = { "train.lr" = [1] }', "is not an axis of the grid"),
         ('only = { "train.worker_batch" = [3] }', "leaves nothing: the axis has [2, 64]"),
     ],
 )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import normkit as nk
 from normkit.errors import NormkitError, NothingToDo, OptionError, ShapeError, UnknownName
 from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
-from normkit.lab.models.variant import followers, make
+from normkit.lab.models.variant import build_variant, learning_rate_followers
 
 SMALL = (1, 8, 8)
 SEED = Run(Setting(), 1).torch_seed()
@@ -32,7 +32,7 @@ def step(name: str, **options: Any) -> Step:
 
 
 def made(*steps: Step, model: Model = MODELS["small_cnn"], seed: int = SEED) -> nn.Module:
-    return make(Setting(model=model, steps=steps), 10, SMALL, seed)
+    return build_variant(Setting(model=model, steps=steps), 10, SMALL, seed)
 
 
 def norms(model: nn.Module) -> list[Any]:
@@ -51,9 +51,9 @@ def test_every_normalizer_in_every_model_trains_a_step(model: str, name: str) ->
     x, target = torch.randn(8, *size), torch.arange(8)
     if model == "mlp" and name in WEIGHT:
         with pytest.raises(NothingToDo, match="no convolution"):
-            make(setting, 10, size, SEED)
+            build_variant(setting, 10, size, SEED)
         return
-    net = make(setting, 10, size, SEED)
+    net = build_variant(setting, 10, size, SEED)
     if model == "mlp" and name in ("in", "ibn"):
         with pytest.raises(ShapeError, match="more than one position"):
             net(x)
@@ -178,7 +178,7 @@ def test_what_the_network_sets_on_purpose_is_kept() -> None:
     """timm's EfficientNets for TensorFlow weights have eps 1e-3."""
     pytest.importorskip("timm")
     model = Model("timm:inception_v4", stem="cifar")
-    net = make(Setting(model=model, steps=(step("gn"),)), 10, (3, 32, 32), SEED)
+    net = build_variant(Setting(model=model, steps=(step("gn"),)), 10, (3, 32, 32), SEED)
     assert {layer.eps for layer in norms(net)} == {1e-3}
     kept = [m for m in net.modules() if isinstance(m, nk.NormAct)]
     assert all(isinstance(m.act, nn.ReLU) for m in kept)
@@ -228,7 +228,7 @@ def test_alternative_forms_with_the_recipe() -> None:
 def test_groups_of_bgn_follow_the_images_a_worker() -> None:
     train = Train(batch=64, worker_batch=8)
     setting = Setting(model=MODELS["resnet"], steps=(Step("recipe", "bgn"),), train=train)
-    assert {layer.groups for layer in norms(make(setting, 10, SMALL, SEED))} == {16}
+    assert {layer.groups for layer in norms(build_variant(setting, 10, SMALL, SEED))} == {16}
 
 
 def test_recipes_of_kernels_start_as_the_authors_start_them() -> None:
@@ -255,8 +255,12 @@ def test_a_momentum_that_a_layer_cannot_use_is_left_out() -> None:
 
 def test_micro_batch_layers_are_told_the_learning_rate() -> None:
     micro, fixed = made(step("bcn", micro=True)), made(step("bcn", micro=True, update_rate=0.01))
-    assert (len(followers(micro)), len(followers(fixed)), len(followers(made()))) == (3, 0, 0)
-    for layer in followers(micro):
+    assert (
+        len(learning_rate_followers(micro)),
+        len(learning_rate_followers(fixed)),
+        len(learning_rate_followers(made())),
+    ) == (3, 0, 0)
+    for layer in learning_rate_followers(micro):
         layer.set_update_rate(0.5)
     assert torch.isfinite(micro(torch.randn(1, *SMALL))).all()
 
@@ -286,6 +290,6 @@ def test_a_model_without_norms_is_told() -> None:
 
 
 def test_other_data_gives_the_same_model_where_the_shape_is_the_same() -> None:
-    a = make(Setting(data=Data(name="digits")), 10, SMALL, SEED)
-    b = make(Setting(data=Data(name="synthetic")), 10, SMALL, SEED)
+    a = build_variant(Setting(data=Data(name="digits")), 10, SMALL, SEED)
+    b = build_variant(Setting(data=Data(name="synthetic")), 10, SMALL, SEED)
     assert torch.equal(a.fc.weight, b.fc.weight)

@@ -13,7 +13,7 @@ import normkit as nk
 from normkit.errors import OptionError
 from normkit.lab.experiment import Model, Setting, Step, Train
 from normkit.lab.models import NATIVE
-from normkit.lab.models.variant import make
+from normkit.lab.models.variant import build_variant
 
 SHAPE = (1, 8, 8)
 
@@ -26,7 +26,7 @@ def pair(
     for samples in (worker_batch, None):
         train = Train(worker_batch=samples)
         setting = Setting(model=Model(model, options={}), steps=steps, train=train)
-        found.append(make(setting, 10, SHAPE, seed=3).double())
+        found.append(build_variant(setting, 10, SHAPE, seed=3).double())
     return found[0], found[1]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normkit.commands.screen import console
-from normkit.lab import checking
+from normkit.lab.experiment import checks
 from normkit.lab.experiment import Experiment
 from normkit.models import MissingExtra, require
 
@@ -13,7 +13,7 @@ def check(experiment: Experiment) -> None:
     try:
         screen, markup = console(stderr=True), require("rich.markup", "cli", "The lab")
     except MissingExtra:
-        checking.check(experiment)
+        checks.check(experiment)
         return
     with screen.status("Checking") as line:
-        checking.check(experiment, lambda said: line.update(markup.escape(said)))
+        checks.check(experiment, lambda said: line.update(markup.escape(said)))

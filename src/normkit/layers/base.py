@@ -35,7 +35,7 @@ class Normalizer(Configured, Measured):
     beyond_batch_norm: ClassVar[tuple[str, ...]] = ()  # parts that no batch norm has
     weight: Tensor | None
     bias: Tensor | None
-    rate: Tensor  # of a layer that follows the learning rate
+    rate: Tensor  # of a layer that needs_update_rate
 
     def __init__(
         self,
@@ -192,12 +192,12 @@ class Normalizer(Configured, Measured):
             )
 
     @property
-    def follows_learning_rate(self) -> bool:
-        """Whether its statistics move at the learning rate, which it then holds in ``rate``."""
+    def needs_update_rate(self) -> bool:
+        """Whether it must be told the learning rate, which it holds in its buffer ``rate``."""
         return False
 
     def set_update_rate(self, rate: float) -> None:
-        """The rate for the next forward, where ``follows_learning_rate``."""
+        """The learning rate of the next forward, for a layer whose statistics move at it."""
 
     def commit(self) -> None:
         """After a step of the optimizer: let statistics collected until then count."""

@@ -152,7 +152,7 @@ class BCN(BatchNormalizer):
             super().after_fusion(fusion, tables, begin, x)
 
     @property
-    def follows_learning_rate(self) -> bool:
+    def needs_update_rate(self) -> bool:
         return self.micro and self.update_rate is None
 
     def set_worker_batch(self, samples: int) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from normkit.lab.data import sources, verifying
-from normkit.lab.data.files import File, Layout, Source
+from normkit.lab.data import files, sources
+from normkit.lab.data.files import DataSource, File, FileLayout
 
-Publish = Callable[..., Source]
+Publish = Callable[..., DataSource]
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def publish(monkeypatch: pytest.MonkeyPatch) -> Publish:
     """Pretends that the files in a folder are what was published under a name."""
 
-    def publish(name: str, folder: Path, samples: tuple[int, int], **other: object) -> Source:
+    def publish(name: str, folder: Path, samples: tuple[int, int], **other: object) -> DataSource:
         source = sources.PUBLISHED[name]
         layouts = tuple(_expecting(layout, folder) for layout in source.layouts)
         made = dataclasses.replace(source, layouts=layouts, samples=samples, **other)
@@ -35,7 +35,7 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Publish:
     return publish
 
 
-def _expecting(layout: Layout, folder: Path) -> Layout:
+def _expecting(layout: FileLayout, folder: Path) -> FileLayout:
     return dataclasses.replace(
         layout, files=tuple(_measured(each, folder) for each in layout.files)
     )
@@ -48,7 +48,7 @@ def _measured(file: object, folder: Path) -> object:
     found = [path for name in file.names for path in folder.rglob(name) if path.is_file()]
     if not found:
         return file
-    content = verifying.checksum(found[0], file.packed)
+    content = files.checksum(found[0], file.packed)
     md5 = content if file.md5 else None
     size = found[0].stat().st_size if file.size else None
     return dataclasses.replace(file, md5=md5, size=size)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from normkit.errors import OptionError, UnknownName
-from normkit.lab.data import CorruptData, MissingData, load, locate, names, verifying
+from normkit.lab.data import CorruptData, MissingData, load, locate, names
+from normkit.lab.data import files as data_files
 from normkit.lab.experiment import Data
 
 from .small_files import archive, cifar_parts, idx, mnist, pixels, unpacked, usps
@@ -144,13 +145,13 @@ def test_a_file_is_verified_once_and_again_when_it_changes(
     mnist(tmp_path)
     publish("mnist", tmp_path, (30, 20))
     read: list[str] = []
-    checksum = verifying.checksum
+    checksum = data_files.checksum
 
     def counted(file: Path, packed: bool = False) -> str:
         read.append(file.name)
         return checksum(file, packed)
 
-    monkeypatch.setattr(verifying, "checksum", counted)
+    monkeypatch.setattr(data_files, "checksum", counted)
     spec = Data("mnist", path=str(tmp_path))
     locate(spec)
     assert len(read) == 4

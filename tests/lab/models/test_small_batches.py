@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normkit.lab.experiment import Run, Setting, Step, Train
-from normkit.lab.models.variant import make
+from normkit.lab.models.variant import build_variant
 
 EPOCHS, BATCH = 5, 64
 
@@ -19,7 +19,7 @@ def accuracy(worker_batch: int, seed: int) -> float:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, train = order[:360], order[360:]
     setting = Setting(steps=(Step("norm", "bn"),), train=Train(worker_batch=worker_batch))
-    model = make(setting, 10, (1, 8, 8), Run(setting, seed).torch_seed())
+    model = build_variant(setting, 10, (1, 8, 8), Run(setting, seed).torch_seed())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
     drawn = torch.Generator().manual_seed(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normkit.lab.train.cuda_graph import repeatable
+from normkit.core.cudnn import one_algorithm as repeatable
 
 
 def test_where_flags_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,12 @@ import torch
 
 import normkit as nk
 from lab.train.stand_ins import numbers
+from normkit.core.cudnn import one_algorithm as repeatable
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
 from normkit.lab.results import DONE, Result
 from normkit.lab.train import Training, train, train_together
-from normkit.lab.train.cuda_graph import repeatable, waiting_is_an_error
+from normkit.lab.train.cuda_graph import waiting_is_an_error
 
 pytestmark = pytest.mark.gpu
 
@@ -75,7 +76,7 @@ def test_a_replayed_step_is_a_step(variant: str, precision: str) -> None:
 def test_accumulation_and_adam_are_replayed_too(options: dict[str, Any]) -> None:
     run = Run(setting("gn", **{"lr": 0.01, **options}), 1)
     replayed, called = finished(run), finished(run, capture=None)
-    assert replayed.machine.is_recorded
+    assert replayed.trainer.is_recorded
     for mine, theirs in zip(replayed.records, called.records, strict=True):
         assert mine.train_loss == pytest.approx(theirs.train_loss, rel=NEAR["float32"])
 
@@ -85,17 +86,17 @@ def test_the_rate_is_read_anew_at_every_replay() -> None:
     run = Run(setting(schedule="step", milestones=(1,), factor=1e-30, weight_decay=0.0), 1)
     training = Training(run, load(DATA, "cuda"), device="cuda")
     training.until_epoch_ends()
-    before = [p.detach().clone() for p in training.machine.model.parameters()]
+    before = [p.detach().clone() for p in training.trainer.model.parameters()]
     training.until_epoch_ends()
-    after = list(training.machine.model.parameters())
+    after = list(training.trainer.model.parameters())
     assert all(torch.equal(p, q) for p, q in zip(before, after, strict=True))
-    assert training.machine.is_recorded
+    assert training.trainer.is_recorded
 
 
 def test_micro_batch_layers_see_the_rate_of_the_step() -> None:
     training = finished(Run(setting("micro bcn, ws", schedule="cosine"), 1))
-    rates = [float(m.rate) for m in training.machine.model.modules() if isinstance(m, nk.BCN)]
-    last = training.machine.rates.base_rate(2 * training.plan.steps - 1)
+    rates = [float(m.rate) for m in training.trainer.model.modules() if isinstance(m, nk.BCN)]
+    last = training.trainer.rates.base_rate(2 * training.plan.steps - 1)
     assert rates == pytest.approx([last] * 19, rel=1e-6)
 
 

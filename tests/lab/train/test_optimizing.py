@@ -10,7 +10,7 @@ import normkit as nk
 from lab.train.stand_ins import network
 from normkit.errors import OptionError
 from normkit.lab.experiment import Train
-from normkit.lab.models.variant import followers
+from normkit.lab.models.variant import learning_rate_followers
 from normkit.lab.train.optimizer import Rates, groups_of, load_state, optimizer_of, rate, state_of
 
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ def test_micro_batch_layers_follow_the_rate_as_by_hooks() -> None:
     train = Train(epochs=2, lr=0.3, momentum=0.0, warmup=0.5, weight_decay=0.0)
     mine, theirs = micro_network(), micro_network()
     optimizer = optimizer_of(mine, train, CPU)
-    rates = Rates(optimizer, train, STEPS, followers(mine))
+    rates = Rates(optimizer, train, STEPS, learning_rate_followers(mine))
     plain = torch.optim.SGD(theirs.parameters(), lr=0.3)
     nk.follow_learning_rate(theirs, plain)
     for step in range(2 * STEPS):
@@ -143,14 +143,14 @@ def test_micro_batch_layers_follow_the_rate_as_by_hooks() -> None:
 def test_a_rate_above_one_is_one_for_a_layer() -> None:
     train = Train(epochs=1, lr=3.0, schedule="constant")
     model = micro_network()
-    Rates(optimizer_of(model, train, CPU), train, STEPS, followers(model)).write(0)
+    Rates(optimizer_of(model, train, CPU), train, STEPS, learning_rate_followers(model)).write(0)
     assert model[1].rate.item() == 1.0
 
 
 def test_a_layer_with_its_own_rate_keeps_it() -> None:
     model = network(lambda c: nk.BCN(c, groups=2, micro=True, update_rate=0.25))
     train = Train(epochs=1, lr=0.1)
-    Rates(optimizer_of(model, train, CPU), train, STEPS, followers(model)).write(1)
+    Rates(optimizer_of(model, train, CPU), train, STEPS, learning_rate_followers(model)).write(1)
     assert model[1].rate.item() == 0.25
 
 

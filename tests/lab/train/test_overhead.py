@@ -66,4 +66,4 @@ def test_no_step_reads_a_number_from_the_device() -> None:
     found = counted(training, steps)
     assert training.at == steps
     # torch's fused kernel for CPUs reads the rate, once a step and group; that of GPUs does not
-    assert sum(found[name] for name in WAITS) <= steps * len(training.machine.rates.bases)
+    assert sum(found[name] for name in WAITS) <= steps * len(training.trainer.rates.bases)

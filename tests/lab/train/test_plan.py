@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 
 from normkit.errors import OptionError
 from normkit.lab.experiment import Train
-from normkit.lab.train.batches import Plan
+from normkit.lab.train.batches import EpochPlan
 
 
 def test_the_last_incomplete_batch_is_kept_as_in_revisiting_bn() -> None:
-    plan = Plan.of(Train(batch=128), 45_000)
+    plan = EpochPlan.of(Train(batch=128), 45_000)
     assert (plan.steps, plan.batches, plan.size(351)) == (352, 352, 72)
 
 
 def test_a_batch_of_zero_is_the_whole_set() -> None:
-    plan = Plan.of(Train(batch=0), 1797)
+    plan = EpochPlan.of(Train(batch=0), 1797)
     assert (plan.batch, plan.steps) == (1797, 1)
 
 
 def test_a_batch_larger_than_the_set_is_the_set() -> None:
-    assert Plan.of(Train(batch=128), 32) == Plan(32, 1, 32, 10)
+    assert EpochPlan.of(Train(batch=128), 32) == EpochPlan(32, 1, 32, 10)
 
 
 sizes = st.integers(1, 60)
@@ -34,9 +34,9 @@ def test_sizes_add_up(samples: int, batch: int, accumulate: int, drop: bool) -> 
     together = (batch or samples) * accumulate
     if drop and together > samples:
         with pytest.raises(OptionError, match="nothing would be trained"):
-            Plan.of(train, samples)
+            EpochPlan.of(train, samples)
         return
-    plan = Plan.of(train, samples)
+    plan = EpochPlan.of(train, samples)
     assert sum(plan.size(i) for i in range(plan.batches)) == plan.samples
     assert plan.samples == (samples // together * together if drop else samples)
     steps = list(plan.in_steps(range(1000)))
@@ -51,5 +51,5 @@ def test_sizes_add_up(samples: int, batch: int, accumulate: int, drop: bool) -> 
 
 
 def test_steps_that_are_done_are_left_out() -> None:
-    plan = Plan.of(Train(batch=2, accumulate=2), 11)
+    plan = EpochPlan.of(Train(batch=2, accumulate=2), 11)
     assert list(plan.in_steps(range(6), done=1)) == [[2, 3], [4, 5]]

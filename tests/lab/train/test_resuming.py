@@ -22,7 +22,7 @@ from normkit.lab.data import load
 from normkit.lab.experiment import Data, Run, Setting, Step, Train, Watch
 from normkit.lab.results import Result
 from normkit.lab.train import Training, train
-from normkit.lab.train.checkpoint import Keeper, StaleCheckpoint, read, write
+from normkit.lab.train.checkpoint import Checkpointer, StaleCheckpoint, read, write
 
 
 def undisturbed(asked: Run, model: Any) -> Result:
@@ -36,13 +36,13 @@ def interrupted(asked: Run, model: Any, path: Path, moments: list[int]) -> Resul
     """Killed after each of some numbers of pieces of work, each time with a new process's eyes."""
     for moment in moments:
         training = Training(asked, sets(validation=6), model=model())
-        Keeper(path).resume(training)
+        Checkpointer(path).resume(training)
         if not all(training.step() for _ in range(moment)):
             break
-        Keeper(path).save(training)
+        Checkpointer(path).save(training)
         torch.manual_seed(random.getrandbits(32))  # a new process has other random numbers
     training = Training(asked, sets(validation=6), model=model())
-    assert Keeper(path).resume(training)
+    assert Checkpointer(path).resume(training)
     while training.step():
         pass
     return numbers(training.result())
@@ -186,20 +186,20 @@ def test_two_workers_that_write_one_checkpoint_do_not_meet(
 def test_a_damaged_file_is_told_and_the_run_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     training = Training(run(), sets(), model=network())
-    Keeper(path).save(training)
+    Checkpointer(path).save(training)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.warns(UserWarning, match="cannot be read"):
-        assert not Keeper(path).resume(training)
+        assert not Checkpointer(path).resume(training)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
-    Keeper(path).save(Training(run(1), sets(), model=network()))
+    Checkpointer(path).save(Training(run(1), sets(), model=network()))
     other = Training(run(2), sets(), model=network())
     with pytest.raises(StaleCheckpoint, match="made with run"):
         other.load_state_dict(read(path))
     with pytest.warns(UserWarning, match="begins anew"):
-        assert not Keeper(path).resume(other)
+        assert not Checkpointer(path).resume(other)
 
 
 def test_a_checkpoint_of_another_device_is_refused() -> None:
@@ -214,7 +214,7 @@ def test_checkpoints_are_not_written_too_often(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    keeper = Keeper(tmp_path / "run.pt", every=30)
+    keeper = Checkpointer(tmp_path / "run.pt", every=30)
     assert not keeper.due()
     now += 30
     assert keeper.due()
@@ -232,7 +232,7 @@ def test_checkpoints_are_not_written_too_often(
     assert not keeper.due()
     now += 1
     assert keeper.due()
-    assert not Keeper(None).due()
+    assert not Checkpointer(None).due()
 
 
 KILLED = """
@@ -275,7 +275,7 @@ def test_kill_9_in_the_middle(tmp_path: Path) -> None:
     plain = Training(Run(setting, 1), load(setting.data))
     while (plain.epoch, plain.at) != (reached["epoch"], reached["at"]):
         assert plain.step()
-    mine = plain.machine.state_dict()
+    mine = plain.trainer.state_dict()
     for name, tensor in mine["model"].items():
         assert torch.equal(tensor, reached["machine"]["model"][name]), name
     told = [record["train_loss"] for record in reached["records"]]

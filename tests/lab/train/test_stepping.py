@@ -16,7 +16,7 @@ from normkit.lab.data.transforms import mix, mixing_weights, soften
 from normkit.lab.experiment import Data
 from normkit.lab.train import Training
 from normkit.lab.train.cuda_graph import Recorded, called
-from normkit.lab.train.evaluate import loss_of, right_of
+from normkit.lab.train.evaluate import correct, loss_of
 
 
 def trained(model: nn.Module, capture: Any = None, **options: Any) -> Training:
@@ -28,7 +28,7 @@ def trained(model: nn.Module, capture: Any = None, **options: Any) -> Training:
 
 
 def weights(training: Training) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in training.machine.model.parameters()])
+    return torch.cat([p.detach().flatten() for p in training.trainer.model.parameters()])
 
 
 # ------------------------------------------------------------------------------------ the loss
@@ -60,8 +60,8 @@ def test_narrow_logits_have_a_wide_loss() -> None:
 
 def test_right_answers_are_counted() -> None:
     logits = torch.tensor([[0.0, 1.0], [2.0, 0.0], [0.0, 3.0]])
-    assert right_of(logits, torch.tensor([1, 1, 1])) == 2
-    assert right_of(logits, torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.9, 0.1]])) == 2
+    assert correct(logits, torch.tensor([1, 1, 1])) == 2
+    assert correct(logits, torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.9, 0.1]])) == 2
 
 
 def test_training_with_mixup_uses_the_weights_of_the_epoch() -> None:
@@ -74,7 +74,7 @@ def test_training_with_mixup_uses_the_weights_of_the_epoch() -> None:
     images, soft = mix(images.double(), soften(labels, 3).double(), weight)
     expected = F.cross_entropy(network().double()(images), soft)
     training.step()
-    assert training.machine.history.rows[0, 0].item() == pytest.approx(expected.item(), rel=1e-12)
+    assert training.trainer.history.rows[0, 0].item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 # ------------------------------------------------------------------------------------ steps
@@ -122,8 +122,8 @@ def test_a_recorded_step_is_a_step(options: dict[str, Any]) -> None:
     # the same buffers as for a CUDA graph, the same warm-up, called instead of replayed
     direct = trained(network(dropout=0.2), **options)
     recorded = trained(network(dropout=0.2), called, **options)
-    assert recorded.machine.is_recorded
-    assert not direct.machine.is_recorded
+    assert recorded.trainer.is_recorded
+    assert not direct.trainer.is_recorded
     assert torch.equal(weights(direct), weights(recorded))
     # not equal to what nothing was done to
     assert not torch.equal(weights(direct), weights(Training(run(), sets(), model=network())))
@@ -173,8 +173,8 @@ def test_number_types(precision: str) -> None:
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float64}
     assert seen == {narrow.get(precision, torch.float32)}
     wide = torch.float64 if precision == "float64" else torch.float32
-    assert {p.dtype for p in training.machine.model.parameters()} == {wide}
-    assert (training.machine.stepper.scaler is not None) == (precision == "fp16")
+    assert {p.dtype for p in training.trainer.model.parameters()} == {wide}
+    assert (training.trainer.scaler is not None) == (precision == "fp16")
     assert all(math.isfinite(record.train_loss or math.nan) for record in training.records)
 
 
@@ -192,6 +192,6 @@ def test_channels_last_reaches_the_network() -> None:
 def test_pending_micro_batches_are_committed_once_a_step() -> None:
     norm = lambda c: nk.BCN(c, groups=2, micro=True, update_every="step")  # noqa: E731
     training = trained(network(norm), batch=2, accumulate=4)
-    layer = training.machine.model[1]
+    layer = training.trainer.model[1]
     assert layer.num_batches_tracked.item() == 2 * training.plan.steps
     assert layer.pending_count.item() == 0

@@ -13,7 +13,7 @@ from normkit.errors import OptionError
 from normkit.lab.experiment import Data, Run, Setting, Step, Train
 from normkit.lab.results import DIVERGED, Result
 from normkit.lab.train import Progress, Training, side_by_side, train, train_together
-from normkit.lab.train.device import Place, Randomness
+from normkit.lab.train.device import Randomness, RunDevice
 
 
 def setting(norm: str, epochs: int = 2, **options: object) -> Setting:
@@ -110,8 +110,8 @@ def test_a_checkpoint_for_each_run() -> None:
 
 
 def test_a_place_without_a_gpu_has_no_records() -> None:
-    assert Place("cpu", 1).capture(lambda: None) == "there are no CUDA graphs on cpu"
-    assert Place("cpu", 1).peak_memory() is None
+    assert RunDevice("cpu", 1).capture(lambda: None) == "there are no CUDA graphs on cpu"
+    assert RunDevice("cpu", 1).peak_memory() is None
 
 
 def test_how_many_side_by_side() -> None:

@@ -16,7 +16,7 @@ from normkit.errors import OptionError
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Run, Setting, Step, Train, Watch
 from normkit.lab.results import DIVERGED, DONE, Result
-from normkit.lab.train import Progress, Training, evaluating, train
+from normkit.lab.train import Progress, Training, evaluate, train
 
 
 def test_a_run_is_what_a_plain_loop_gives() -> None:
@@ -78,7 +78,7 @@ def test_a_run_is_what_a_plain_loop_gives() -> None:
             record.test_accuracy,
         ] == pytest.approx(told, rel=1e-11)
     assert (found.status, found.selected) == (DONE, (-best[1],))
-    for mine, theirs in zip(training.machine.model.parameters(), model.parameters(), strict=True):
+    for mine, theirs in zip(training.trainer.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
 
 
@@ -124,7 +124,7 @@ def test_variants_are_paired_in_weights_and_data(monkeypatch: pytest.MonkeyPatch
     weights = []
     for variant in ((), (Step("norm", "gn"),), (Step("norm", "ubn"),)):
         training = Training(Run(setting(*variant), 3), load(SMALL))
-        weights.append(training.machine.model.get_parameter("conv1.conv.weight").clone())
+        weights.append(training.trainer.model.get_parameter("conv1.conv.weight").clone())
         told: list[float] = []
         read = training.feed.read
 
@@ -179,17 +179,17 @@ def test_evaluation_in_parts_is_evaluation(monkeypatch: pytest.MonkeyPatch) -> N
         return training.records[0].test_loss, training.records[0].test_accuracy
 
     whole = tested()
-    monkeypatch.setattr(evaluating, "LARGEST", 4)  # of 9
+    monkeypatch.setattr(evaluate, "LARGEST", 4)  # of 9
     assert tested() == pytest.approx(whole, rel=1e-12)
 
 
 def test_the_size_of_evaluation_batches() -> None:
-    sizes = [evaluating.batch_size((3, side, side)) for side in (8, 32, 224, 4096)]
+    sizes = [evaluate.batch_size((3, side, side)) for side in (8, 32, 224, 4096)]
     assert sizes == [1024, 1024, 83, 1]
 
 
 def test_a_loss_that_is_no_number_is_infinite() -> None:
-    score = evaluating.Score(torch.device("cpu"), classes=3)
+    score = evaluate.Score(torch.device("cpu"), classes=3)
     score.samples = 6
     assert score.means([math.nan, 3.0]) == {"loss": math.inf, "accuracy": 0.5}
 
@@ -201,7 +201,7 @@ def test_top_5_is_recorded_where_it_says_something(classes: int) -> None:
     given = load(data)
     training = Training(asked, given)
     training.until_epoch_ends()
-    model = training.machine.model.eval()
+    model = training.trainer.model.eval()
     for part in ("validation", "test"):
         images, labels = next(iter(getattr(given, part).batches(200)))
         with torch.no_grad():
@@ -215,10 +215,10 @@ def test_evaluation_does_not_teach() -> None:
     training = Training(run(epochs=1), sets(), model=network())
     while training.at < training.plan.steps:
         training.step()
-    state = {k: v.clone() for k, v in training.machine.model.state_dict().items()}
+    state = {k: v.clone() for k, v in training.trainer.model.state_dict().items()}
     while training.step():
         pass
-    after = training.machine.model.state_dict()
+    after = training.trainer.model.state_dict()
     assert training.records[0].test_loss is not None
     assert all(torch.equal(state[name], after[name]) for name in state)
 
@@ -230,8 +230,8 @@ def test_frozen_layers_stay_frozen() -> None:
     training = Training(run(), sets(), model=model)
     while training.step():
         pass
-    assert torch.equal(training.machine.model.get_submodule("1").running_mean, before)
-    assert training.machine.model.get_submodule("5").num_batches_tracked.item() == 9
+    assert torch.equal(training.trainer.model.get_submodule("1").running_mean, before)
+    assert training.trainer.model.get_submodule("5").num_batches_tracked.item() == 9
 
 
 # ------------------------------------------------------------------------------------ divergence

@@ -10,7 +10,7 @@ import normkit as nk
 from lab.train.stand_ins import network, numbers, run, sets
 from normkit.diagnosis.measures import condensation, gradient_factor
 from normkit.lab.experiment import Watch
-from normkit.lab.experiment.rules import MEASURES as ALLOWED
+from normkit.lab.experiment.variants import MEASURES as ALLOWED
 from normkit.lab.results import Epoch, Result
 from normkit.lab.train import Training
 from normkit.lab.train.watch import MEASURES
@@ -42,7 +42,7 @@ def test_a_file_may_ask_for_what_can_be_measured() -> None:
 
 def test_condensation_is_of_the_first_norm_on_a_fixed_batch() -> None:
     training = watched("condensation")
-    model, given = training.machine.model, sets().train
+    model, given = training.trainer.model, sets().train
     images, _ = next(given.batches(8, seed=0, shuffle=True))
     with torch.no_grad():
         expected = condensation(model[0](images.double())).item()
@@ -57,7 +57,7 @@ def test_a_norm_on_the_images_is_not_the_first() -> None:
     with_input = nn.Sequential(nk.InputNorm(2), *network())
     training = watched("condensation", model=with_input)
     images, _ = next(sets().train.batches(8, seed=0, shuffle=True))
-    model = training.machine.model.eval()
+    model = training.trainer.model.eval()
     with torch.no_grad():
         expected = condensation(model[1](model[0](images.double()))).item()
     assert last(training).measures["condensation"] == pytest.approx(expected, rel=1e-12)
@@ -65,7 +65,7 @@ def test_a_norm_on_the_images_is_not_the_first() -> None:
 
 def test_esm_is_of_the_test_set_in_eval_mode() -> None:
     training = watched("esm")
-    model, given = training.machine.model.eval(), sets().test
+    model, given = training.trainer.model.eval(), sets().test
     with torch.no_grad():
         x = model[0](given.images.double())
         mean = (model[1].running_mean - x.mean((0, 2, 3))).norm().item()
@@ -79,7 +79,7 @@ def test_esm_is_of_the_test_set_in_eval_mode() -> None:
 
 def test_gradient_factors_are_of_a_batch_in_training_mode() -> None:
     training = watched("gradient_factor", epochs=1)
-    model = training.machine.model
+    model = training.trainer.model
     images, _ = next(sets().train.batches(8, seed=0, shuffle=True))
     with torch.no_grad():
         first = model[0](images.double())

@@ -30,7 +30,14 @@ that `mixing_weights` has drawn for the epoch.
 from __future__ import annotations
 
 from normkit.lab.data.image_files import FileLoader
-from normkit.lab.data.loading import check, load, locate, names, training_samples
+from normkit.lab.data.loading import (
+    check,
+    classes_and_shape,
+    load,
+    locate,
+    names,
+    training_samples,
+)
 from normkit.lab.data.records import CorruptData, Loader, MissingData, Sets
 from normkit.lab.data.tensors import TensorLoader
 from normkit.lab.data.transforms import mix, mixing_weights, soften
@@ -43,6 +50,7 @@ __all__ = [
     "Sets",
     "TensorLoader",
     "check",
+    "classes_and_shape",
     "load",
     "locate",
     "mix",

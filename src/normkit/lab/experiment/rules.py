@@ -78,7 +78,7 @@ def section_faults(section: str, record: Any) -> Iterator[Fault]:
                 yield key, f"expects {expected}, got {value!r}."
     if section == "data":
         if record.crop and record.resized_crop:
-            yield "data.crop", "and resized_crop are two kinds of crop. Keep one of them."
+            yield "data.crop", "and data.resized_crop are two kinds of crop. Keep one of them."
         if record.name == "folder" and not record.path:
             yield (
                 "data.path",

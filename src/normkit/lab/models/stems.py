@@ -31,7 +31,8 @@ def fit_stem(model: nn.Module, reference: str) -> None:
     name = type(model).__name__
     if name not in STEMS:
         raise OptionError(
-            f'{reference} is a {name}; stem="cifar" is for {", ".join(STEMS)}. Try stem="own".'
+            f'{reference} is a {name}, and there is no stem="cifar" for it, only for '
+            f'{", ".join(STEMS)}. Try stem="own".'
         )
     try:
         STEMS[name](model)

@@ -63,7 +63,7 @@ def learning_rate_followers(model: nn.Module) -> list[Normalizer]:
     that a recorded graph sees them.
     """
     norms = (module for module in model.modules() if isinstance(module, Normalizer))
-    return [norm for norm in norms if norm.follows_learning_rate]
+    return [norm for norm in norms if norm.needs_update_rate]
 
 
 def normalizes_input(site: Site) -> bool:

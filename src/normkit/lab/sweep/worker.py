@@ -37,7 +37,7 @@ from normkit.lab.sweep.messages import (
 
 if TYPE_CHECKING:
     from normkit.lab.results import Result
-    from normkit.lab.train.loop import Progress
+    from normkit.lab.train.training import Progress
 
 TRAINER = "normkit.lab.train"
 DATA_SETS = 2  # data sets that a worker keeps in memory
