@@ -127,7 +127,7 @@ def test_seeds_that_are_none(normkit: Run, trained: Trained, seeds: str) -> None
 
 
 MISTAKES = {
-    "unknown key": ("epochs = 1", "epoch = 1", "train.epoch"),
+    "unknown key": ("epochs = 1", "epoch = 1", "unknown key 'epoch' in train"),
     "data that is nowhere": ('"synthetic:1x8x8x3x64"', '"cifar10"', "cifar10"),
     "unknown data": ('"synthetic:1x8x8x3x64"', '"cifar11"', "cifar10"),
     "groups that do not divide": ("groups = 4", "groups = 7", "groups"),
@@ -322,7 +322,7 @@ def test_check_reads_every_scale(normkit: Run, nets: Path) -> None:
     (nets / "small.toml").write_text(f"{TEXT}\n[scales.longer]\nsedes = 4", encoding="utf-8")
     ran = normkit("lab", "check", "small.toml")
     assert ran.status == 2
-    assert "scales.longer.sedes is no known key. Did you mean 'seeds'?" in ran.err
+    assert "unknown key 'sedes' in scales.longer. Did you mean 'seeds'?" in ran.err
     assert normkit("lab", "check", "small.toml", "--scale", "long").status == 0
 
 
