@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from normkit.commands.screen import console
-from normkit.lab.experiment import checks
-from normkit.lab.experiment import Experiment
+from normkit.lab.experiment import Experiment, checks
 from normkit.models import MissingExtra, require
 
 
