@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit.core.moments import Coefficients, Moments
-from normkit.inspection.keeping import reader_of
-from normkit.inspection.site import Site
+from normkit.core.precision import widest
+from normkit.errors import ShapeError
+from normkit.inspection.kinds import layer_of
+from normkit.inspection.site import Site, facts_of
 from normkit.layers.base import Normalizer
 from normkit.layers.measured import Measured, Refusal
 
@@ -21,52 +23,83 @@ UNKNOWN = Refusal("what it computes is not known")
 
 
 def measured(site: Site) -> Measured:
+    """What answers for the norm of a site."""
+    answering: Measured = answering_for(site.norm, site.kind)
+    return answering
+
+
+def answering_for(norm: nn.Module, kind: str) -> Any:
     """What answers for a norm: a layer of normkit does so itself."""
-    return site.norm if isinstance(site.norm, Normalizer) else Foreign(site)
+    if isinstance(norm, Normalizer):
+        return norm
+    return (ForeignInstanceNorm if kind == "in" else ForeignNorm)(norm, kind)
 
 
-class Foreign(Measured):
-    """A norm of torch.nn, timm or another library, by its kind and what it keeps."""
+class ForeignNorm(Measured):
+    """A norm of torch.nn, timm or another library, by its kind and what it keeps.
 
-    def __init__(self, site: Site) -> None:
-        self.site, self.norm, self.kind = site, cast(Any, site.norm), site.kind
-        self.eps = site.eps or 0.0
-        self.is_fixed = site.kind == "frozen_bn"  # type: ignore[misc]
-        weight, bias = getattr(self.norm, "weight", None), getattr(self.norm, "bias", None)
-        self.weight = weight.detach() if isinstance(weight, Tensor) else None
-        self.bias = bias.detach() if isinstance(bias, Tensor) else None
+    Where its kind says nothing else it keeps statistics as a batch norm of torch.nn does.
+    """
+
+    pooled_statistics = True  # whether running statistics are those of pooled samples
+    running_correction = 1  # what torch.nn stores is unbiased
+
+    def __init__(self, norm: nn.Module, kind: str) -> None:
+        self.norm: Any = norm
+        self.kind = kind
+        facts = facts_of(norm)
+        self.channels, self.groups = facts.get("channels"), facts.get("groups")
+        self.last_axis = facts.get("channel_axis") == -1
+        self.eps = facts.get("eps") or 0.0
+        layer = layer_of(kind)
+        self.is_fixed = layer is not None and layer.is_fixed  # type: ignore[misc]
+        self.weight, self.bias = (_value(getattr(norm, name, None)) for name in ("weight", "bias"))
+
+    # ---------------------------------------------------------------- the statistics it keeps
+
+    def running_buffers(self) -> dict[str, Tensor]:
+        """Either may be missing, as in EvoNorm."""
+        buffers = {name: getattr(self.norm, name, None) for name in ("running_mean", "running_var")}
+        return {name: b for name, b in buffers.items() if isinstance(b, Tensor)}
+
+    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
+        return moments
+
+    def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        some = next(iter(buffers.values()))
+        mean = buffers.get("running_mean", torch.zeros_like(some))
+        return mean, buffers.get("running_var", torch.ones_like(some))
+
+    def encode_statistics(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
+        return {"running_mean": mean, "running_var": var}
+
+    # ---------------------------------------------------------------- what is measured at it
 
     def pools_samples(self) -> bool:
         return self.kind in OF_BATCHES
 
     def sample_groups(self) -> int | None:
-        if self.kind == "in":
-            return self.site.channels
-        return OF_SAMPLES[self.kind] or self.site.groups if self.kind in OF_SAMPLES else None
+        return OF_SAMPLES[self.kind] or self.groups if self.kind in OF_SAMPLES else None
 
     def channel_groups(self, moments: Moments) -> tuple[Moments, int] | Refusal:
         if self.kind in ("pn", "rms"):
             return moments, 1
-        if self.kind in (*OF_BATCHES, *OF_SAMPLES, "in", "frozen_bn"):
-            return super().channel_groups(moments)
-        return UNKNOWN
+        known = self.pools_samples() or self.is_fixed or self.sample_groups() is not None
+        return super().channel_groups(moments) if known else UNKNOWN
 
     def divided_by(self, moments: Moments) -> Tensor | Refusal:
-        if self.kind in OF_BATCHES or (self.site.tracked and self.kind in ("frozen_bn", "other")):
-            return moments.var[0]
-        if self.kind == "in":
+        tracked = bool(self.running_buffers())
+        if self.pools_samples() or (tracked and (self.is_fixed or self.kind == "other")):
             return moments.var[0]
         return super().divided_by(moments) if self.kind in OF_SAMPLES else UNKNOWN
 
     def group_size(self, shape: torch.Size) -> int | None:
-        if self.site.channel_axis == -1:
+        if self.last_axis:
             return math.prod(getattr(self.norm, "normalized_shape", shape[-1:]))
-        if self.kind == "in":
-            return math.prod(shape[2:])
         return shape[1] if self.kind == "pn" else super().group_size(shape)
 
     def standardized(self, x: Tensor, table: Moments, *, batch: bool) -> Tensor | Refusal:
-        if self.site.channel_axis == -1:
+        if self.last_axis:
             size = tuple(getattr(self.norm, "normalized_shape", x.shape[-1:]))
             if self.kind == "ln":
                 return F.layer_norm(x.float(), size, eps=self.eps)
@@ -77,19 +110,61 @@ class Foreign(Measured):
         return super().standardized(x, table, batch=batch)
 
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
-        if self.kind == "in":
-            kept = self.site.tracked and not batch
-            return (self._running() if kept else table).standardizing(self.eps)
         if self.kind in OF_SAMPLES:
             return super().standardizing(table, batch=batch)
-        reader = reader_of(self.norm, self.kind)
-        if self.kind in OF_BATCHES and (batch or reader is None):
+        running = self.running()
+        if self.pools_samples() and (batch or running is None):
             return table.pooled(samples=None).standardizing(self.eps)
-        if reader is None or reader.size != table.mean.shape[1]:
+        if running is None or running.mean.shape != table.mean[:1].shape:
             return UNKNOWN
-        statistics = table.pooled(samples=None) if batch else reader.read()
-        return statistics.standardizing(self.eps)
+        return (table.pooled(samples=None) if batch else running).standardizing(self.eps)
 
-    def _running(self) -> Moments:
-        """Averages over samples, as an instance norm keeps them."""
-        return Moments(self.norm.running_mean[None], self.norm.running_var[None], 1)
+    def running(self) -> Moments | None:
+        """The running statistics, tables (1, C); None if it has not both, or not yet."""
+        buffers = self.running_buffers()
+        if len(buffers) < 2 or any(isinstance(b, nn.UninitializedBuffer) for b in buffers.values()):
+            return None
+        mean, var = (b.detach().to(widest(b.device))[None] for b in buffers.values())
+        return Moments(mean, var, 1)
+
+
+class ForeignInstanceNorm(ForeignNorm):
+    """nn.InstanceNorm. Running statistics are averages over images of their means and variances.
+
+    Those of both together, 2·C columns with one value an image and no variance of their own.
+    """
+
+    pooled_statistics = False
+    running_correction = 0
+
+    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
+        if x[0, 0].numel() < 2:
+            raise ShapeError("An instance norm expects more than one position per channel.")
+        both = torch.cat([moments.mean, moments.unbiased()], 1)
+        return Moments(both, torch.zeros_like(both), 1)
+
+    def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        both = torch.cat(super().decode_statistics(buffers))
+        return both, torch.zeros_like(both)
+
+    def encode_statistics(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
+        return super().encode_statistics(*mean.chunk(2))
+
+    def sample_groups(self) -> int | None:
+        return self.channels
+
+    def divided_by(self, moments: Moments) -> Tensor | Refusal:
+        return moments.var[0]
+
+    def group_size(self, shape: torch.Size) -> int | None:
+        return math.prod(shape[2:])
+
+    def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
+        running = None if batch else self.running()
+        return (running or table).standardizing(self.eps)
+
+
+def _value(parameter: Any) -> Tensor | None:
+    """The values of a parameter; None without one, and for one that is lazy."""
+    lazy = isinstance(parameter, nn.UninitializedParameter)
+    return parameter.detach() if isinstance(parameter, Tensor) and not lazy else None

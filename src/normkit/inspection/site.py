@@ -82,8 +82,7 @@ class Site:
         """Whether it keeps running statistics that training does not change."""
         marked = getattr(getattr(self.norm, "_frozen", None), "statistics", False)
         layer = layer_of(self.kind)
-        fixed = layer is not None and layer.plain_statistics and layer.card.same_in_eval
-        return bool(marked or (self.tracked and fixed))
+        return bool(marked or (self.tracked and layer is not None and layer.is_fixed))
 
     @property
     def shared(self) -> bool:

@@ -2,14 +2,13 @@
 
 What is peculiar to a layer of normkit the layer says itself, in ``running_buffers``,
 ``running_correction``, ``sample_statistics``, ``decode_statistics`` and ``encode_statistics`` (see
-layers/base.py). ``ForeignNorm`` says the same for norms of torch.nn, timm and others.
+layers/base.py). ``ForeignNorm`` says it for norms of torch.nn, timm and others (foreign.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from normkit.core.moments import Moments
 from normkit.core.precision import widest
 from normkit.engine import plain
 from normkit.errors import OptionError, ShapeError
+from normkit.inspection.foreign import answering_for
 from normkit.inspection.kinds import STORED_AS_TORCH, kind_of
 from normkit.layers.base import Normalizer
 
@@ -118,63 +118,13 @@ def weights_of_rows(table: Moments) -> Tensor:
     return count.expand_as(table.mean)
 
 
-class ForeignNorm:
-    """A batch norm of torch.nn or timm, or anything that keeps statistics as they do."""
-
-    running_correction = 1  # what torch.nn stores is unbiased
-    pools_samples = True
-
-    def __init__(self, norm: nn.Module) -> None:
-        self.norm = norm
-
-    def running_buffers(self) -> dict[str, Tensor]:
-        """Either may be missing, as in EvoNorm."""
-        buffers = {name: getattr(self.norm, name, None) for name in ("running_mean", "running_var")}
-        return {name: b for name, b in buffers.items() if isinstance(b, Tensor)}
-
-    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
-        return moments
-
-    def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        some = next(iter(buffers.values()))
-        mean = buffers.get("running_mean", torch.zeros_like(some))
-        return mean, buffers.get("running_var", torch.ones_like(some))
-
-    def encode_statistics(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
-        return {"running_mean": mean, "running_var": var}
-
-
-class ForeignInstanceNorm(ForeignNorm):
-    """nn.InstanceNorm with running statistics: averages over images of their means and variances.
-
-    Those of both together, 2·C columns with one value an image and no variance of their own.
-    """
-
-    running_correction = 0
-    pools_samples = False
-
-    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
-        if x[0, 0].numel() < 2:
-            raise ShapeError("An instance norm expects more than one position per channel.")
-        both = torch.cat([moments.mean, moments.unbiased()], 1)
-        return Moments(both, torch.zeros_like(both), 1)
-
-    def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        both = torch.cat(super().decode_statistics(buffers))
-        return both, torch.zeros_like(both)
-
-    def encode_statistics(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
-        return super().encode_statistics(*mean.chunk(2))
-
-
 class NormStatistics:
     """The running statistics of one norm: from its input, from and into its buffers."""
 
     def __init__(self, path: str, norm: nn.Module, kind: str) -> None:
         self.path, self.norm, self.kind = path, norm, kind
         self.eps = float(getattr(norm, "eps", 0.0) or 0.0)
-        foreign = ForeignInstanceNorm if kind == "in" else ForeignNorm
-        self.keeper: Any = norm if isinstance(norm, Normalizer) else foreign(norm)
+        self.keeper = answering_for(norm, kind)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -225,6 +175,12 @@ class NormStatistics:
         wide = {n: b.detach().to(widest(b.device), copy=True) for n, b in self.buffers.items()}
         mean, var = self.keeper.decode_statistics(wide)
         return Moments(mean[None], var[None], 1)
+
+    def as_variance(self, mean: Tensor, second: Tensor) -> Tensor:  # an old name, for a while
+        var: Tensor = self.keeper.decode_statistics(
+            dict(zip(self.buffers, (mean, second), strict=True))
+        )[1]
+        return var
 
     def held(self) -> tuple[Tensor, Tensor]:
         """Mean and variance that the buffers hold now, (K,), in float64."""
@@ -291,8 +247,8 @@ def pooled_statistics_of(norm: nn.Module, kind: str | None = None) -> NormStatis
     """
     found = NormStatistics("", norm, kind or kind_of(norm) or "other")
     lazy = any(isinstance(b, nn.UninitializedBuffer) for b in found.buffers.values())
-    foreign = isinstance(found.keeper, ForeignNorm) and not found.keeper.pools_samples
-    return None if lazy or foreign or len(found.buffers) < 2 else found
+    pooled = getattr(found.keeper, "pooled_statistics", True)
+    return found if pooled and not lazy and len(found.buffers) == 2 else None
 
 
 def running_moments(norm: nn.Module) -> Moments | None:
