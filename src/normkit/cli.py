@@ -21,6 +21,7 @@ examples:
                                               what is wrong with its norms, and what to do
   normkit calibrate mymodels:net --weights net.pt --data train.pt --out calibrated.safetensors
                                               statistics of your data into its norms
+  normkit bench bn bcn ubn                    time layers on this machine, beside torch's own
   normkit demo                                five normalizers compared in a few minutes
   normkit lab run FILE                        your own comparison, with paired statistics
 
@@ -31,20 +32,20 @@ exit status: 0 done; 1 a check found failures; 2 bad arguments or input"""
 
 def parser() -> argparse.ArgumentParser:
     """All commands; what each needs is imported when it runs."""
-    made = argparse.ArgumentParser(
+    result = argparse.ArgumentParser(
         prog="normkit",
         description="Normalization layers for PyTorch: look them up, find them in a model, convert "
         "it to them,\ndiagnose and calibrate the norms it has, and compare norms on your data.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--version", action="store_true", help="the versions of normkit and torch")
-    made.add_argument(
+    result.add_argument("--version", action="store_true", help="the versions of normkit and torch")
+    result.add_argument(
         "--traceback", action="store_true", help="show where an error comes from, for bug reports"
     )
-    kinds = made.add_subparsers(title="commands", metavar="COMMAND")
+    commands = result.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
-        added = kinds.add_parser(
+        added = commands.add_parser(
             command.NAME,
             help=command.HELP,
             description=command.__doc__,
@@ -53,17 +54,17 @@ def parser() -> argparse.ArgumentParser:
         )
         command.add_arguments(added)
         added.set_defaults(run=command.run)
-    return made
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    made = parser()
-    options = made.parse_args(arguments)
+    command_line = parser()
+    options = command_line.parse_args(arguments)
     if options.version:
         print(_versions())
         return 0
     if "run" not in options:
-        made.print_help()
+        command_line.print_help()
         return 2
     return execute(options.run, options, "normkit", options.traceback)
 

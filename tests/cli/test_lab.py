@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import normkit
-from normkit.commands import demo, lab_answer, lab_run, lab_subject
+from normkit.commands import lab_actions
 from normkit.commands.lab_progress import Bars
 from normkit.lab.experiment import Experiment
 from normkit.lab.experiment.reading import parse
@@ -79,7 +79,7 @@ class Trained:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     made = Trained()
-    monkeypatch.setattr(lab_run.sweep, "run", made)
+    monkeypatch.setattr(lab_actions.sweep, "run", made)
     return made
 
 
@@ -182,7 +182,7 @@ def test_failed_runs_are_named(
         store.fail(experiment.runs()[1].id, "memory [ran] out")
         return []
 
-    monkeypatch.setattr(lab_run.sweep, "run", fails)
+    monkeypatch.setattr(lab_actions.sweep, "run", fails)
     ran = normkit("lab", "run", "small.toml")
     assert ran.status == 1
     assert "1 of 4 runs failed:\n  gn [x], seed 1: memory [ran] out" in ran.err
@@ -198,7 +198,7 @@ def test_training_needs_no_extras(
     def without(*given: Any) -> Any:
         raise MissingExtra("The statistics need scipy. Try: pip install 'normkit[lab]'")
 
-    monkeypatch.setattr(lab_answer, "compare", without)
+    monkeypatch.setattr(lab_actions, "compare", without)
     ran = normkit("lab", "run", "small.toml")
     assert ran.status == 0
     assert f"4 results are in {Path('results/small.sqlite')}. The statistics need scipy" in ran.err
@@ -346,7 +346,7 @@ def test_shipped_experiments_are_found_by_name(
     normkit: Run, trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shutil.move("small.toml", tmp_path / "shipped-one.toml")
-    monkeypatch.setattr(lab_subject, "shipped", lambda: {"one": tmp_path / "shipped-one.toml"})
+    monkeypatch.setattr(lab_actions, "shipped", lambda: {"one": tmp_path / "shipped-one.toml"})
     assert normkit("lab", "run", "one", "--no-report").status == 0
     assert Path("results/shipped-one.sqlite").exists()
     ran = normkit("lab", "run", "onee")
@@ -356,11 +356,11 @@ def test_shipped_experiments_are_found_by_name(
 
 def test_list(normkit: Run) -> None:
     ran = normkit("lab", "list")
-    if not lab_subject.shipped():
+    if not lab_actions.shipped():
         assert ran.status == 2
         return
     assert ran.status == 0
-    assert [name for name in lab_subject.shipped() if name not in ran.out] == []
+    assert [name for name in lab_actions.shipped() if name not in ran.out] == []
 
 
 def test_help_teaches(normkit: Run) -> None:
@@ -413,7 +413,7 @@ def test_demo(
         shipped.append(path)
         return small
 
-    monkeypatch.setattr(demo, "read", read)
+    monkeypatch.setattr(lab_actions, "read", read)
     ran = normkit("demo")
     assert ran.status == 0, ran.err
     assert shipped[0].name == "demo.toml"
@@ -427,7 +427,7 @@ def test_demo(
 
 
 def test_the_experiment_of_the_demo_can_be_run() -> None:
-    experiment = demo.experiment()
+    experiment = lab_actions.demo_experiment()
     assert len(experiment.runs()) == 50  # five normalizers, two batches a worker, five seeds
     assert set(experiment.cells()) == {
         (("train.worker_batch", 2),),

@@ -69,12 +69,13 @@ def test_survey_of_a_file(normkit: Run) -> None:
 
 def test_survey_of_a_library_needs_no_memory(normkit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
+    survey = inspection.survey
 
     def spy(model: nn.Module, example: object = None) -> Any:
         seen.extend(model.parameters())
-        return inspection.survey(model, example)
+        return survey(model, example)
 
-    monkeypatch.setattr("normkit.commands.survey.survey", spy)
+    monkeypatch.setattr(inspection, "survey", spy)
     ran = normkit("survey", "torchvision:vgg11_bn")
     assert ran.status == 0, ran.err
     assert "8 of 8 norms (8 bn)" in ran.out

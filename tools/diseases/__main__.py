@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from normkit.cli import execute
-from normkit.commands import outputs
-from normkit.commands.screen import console, table
+from normkit.commands.output import check_outputs, console, table, text_writer
 from normkit.core.atomic_write import atomic_write_all
 from normkit.errors import NothingToDo, OptionError
 from normkit.models import require
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     if options.seeds < 1:
         raise OptionError(f"--seeds got {options.seeds}. Expected at least 1.")
     if options.markdown is not None:
-        outputs.check([options.markdown], options.force)
+        check_outputs([options.markdown], options.force)
     known = [*(x.name for x in HEALTHY), *(x.name for x in DISEASES)]
     names = [name for name in known if _wanted(name, options.only)]
     if not names:
@@ -90,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     screen.print(f"{verdict(trials)} {seconds:.0f} s.", markup=False)
     if options.markdown is not None:
         text = INTRODUCTION.format(seeds=options.seeds) + to_markdown(trials)
-        atomic_write_all({options.markdown: outputs.text(text)})
+        atomic_write_all({options.markdown: text_writer(text)})
     return 0 if all(trial.passed for trial in trials) else 1
 
 

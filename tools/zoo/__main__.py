@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normkit.cli import execute
-from normkit.commands.screen import console, table
+from normkit.commands.output import console, table
 from normkit.conversion.targets import find_target
 from normkit.errors import NothingToDo, OptionError
 from normkit.models import require

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from normkit import checkpoints
-from normkit.calibration import calibrate
-from normkit.commands import given_data, outputs, subject
-from normkit.commands.screen import console
+from normkit.commands import data_arguments, model_arguments
+from normkit.commands.output import check_outputs, console
 from normkit.core.atomic_write import atomic_write_all
 
 NAME = "calibrate"
@@ -21,18 +19,18 @@ examples:
   normkit calibrate mypackage.nets:small_net --data x.npz --statistics night.safetensors
       keep the statistics apart; normkit.Statistics.load reads them, merges and applies them
 
-{given_data.DATA}
+{data_arguments.DATA}
   Classes are not needed.
 
-{subject.REFERENCES}"""
+{model_arguments.REFERENCES}"""
 NOTHING = "Nothing was written: --out FILE keeps the weights, --statistics FILE the statistics."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    subject.add_model(parser)
+    model_arguments.add_model(parser)
     add = parser.add_argument
     add("--data", required=True, metavar="DATA", help="inputs; see below")
-    given_data.add_reading(parser)
+    data_arguments.add_reading(parser)
     add("--images", type=int, metavar="N", help="stop after so many images")
     add("--until", type=float, metavar="SHARE", help="stop at this standard error, such as 0.01")
     add("--mode", choices=("progressive", "layerwise"), default="progressive")
@@ -42,18 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    outputs.check([p for p in (options.out, options.statistics) if p is not None], options.force)
-    batches = given_data.batches_of(options.data, options)  # before a large model is built
-    model = subject.model_of(options)
+    from normkit import checkpoints
+    from normkit.calibration import calibrate
+
+    check_outputs([p for p in (options.out, options.statistics) if p is not None], options.force)
+    batches = data_arguments.batches_of(options.data, options)  # before a large model is built
+    model = model_arguments.model_of(options)
     save = None if options.out is None else checkpoints.writer(model, options.out)
-    done = calibrate(model, batches, mode=options.mode, images=options.images, until=options.until)
+    result = calibrate(
+        model, batches, mode=options.mode, images=options.images, until=options.until
+    )
     screen = console()
-    screen.print(str(done), markup=False, soft_wrap=True)
+    screen.print(str(result), markup=False, soft_wrap=True)
     if options.statistics is not None:
-        done.statistics.save(options.statistics)
+        result.statistics.save(options.statistics)
     if save is not None:
         atomic_write_all({options.out: save})
     written = [str(path) for path in (options.out, options.statistics) if path is not None]
-    said = f"Written: {' and '.join(written)}." if written else NOTHING
-    screen.print(f"\n{said}", markup=False, soft_wrap=True)
+    summary = f"Written: {' and '.join(written)}." if written else NOTHING
+    screen.print(f"\n{summary}", markup=False, soft_wrap=True)
     return 0

@@ -5,19 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-import normkit
-from normkit import checkpoints, models
-from normkit.commands import outputs, subject
-from normkit.commands.screen import console
-from normkit.conversion.plan import Plan, plan_conversion
-from normkit.conversion.targets import find_target
+from normkit.commands import model_arguments
+from normkit.commands.output import check_outputs, console, text_writer
 from normkit.core.atomic_write import atomic_write_all
 from normkit.errors import NothingToDo, OptionError
+
+if TYPE_CHECKING:
+    from normkit.conversion.plan import Plan
 
 NAME = "convert"
 HELP = "convert the norms of a model, with a certificate"
@@ -33,28 +29,32 @@ The certificate, which says how far the output has changed in eval mode, is prin
 beside the weights: model.safetensors, model.certificate.json. Without --weights the model has the
 random weights that it was built with.
 
-{subject.REFERENCES}
+{model_arguments.REFERENCES}
 
-{subject.WHERE}"""
+{model_arguments.WHERE}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    subject.add_model(parser)
+    model_arguments.add_model(parser)
     add = parser.add_argument
     add("--to", required=True, metavar="LAYER", help="what the norms become; see normkit list")
     add("--option", action="append", default=[], metavar="KEY=VALUE", help="option of that layer")
-    subject.add_where(parser)
+    model_arguments.add_where(parser)
     add("--out", type=Path, metavar="FILE", help="weights to write: .safetensors, .pt or .pth")
     add("--force", action="store_true", help="overwrite existing files")
     add("--dry-run", action="store_true", help="print the plan, and stop")
 
 
 def run(options: argparse.Namespace) -> int:
-    layer = subject.pairs("--option", options.option)
+    from normkit import checkpoints
+    from normkit.conversion.plan import plan_conversion
+    from normkit.conversion.targets import find_target
+
+    layer = model_arguments.pairs("--option", options.option)
     find_target(options.to).check(layer)  # first what costs nothing: a large model is still unbuilt
-    example, where = subject.example_of(options), subject.where_of(options)
+    example, where = model_arguments.example_of(options), model_arguments.where_of(options)
     files = _files(options)
-    model = subject.model_of(options)
+    model = model_arguments.model_of(options)
     plan = plan_conversion(model, options.to, where, example=example, **layer)
     screen = console()
     screen.print(str(plan), markup=False, soft_wrap=True)
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     screen.print(f"\n{plan.apply()}", markup=False, soft_wrap=True)
     weights, certificate = files
     text = json.dumps(_record(options, plan, layer), indent=2, ensure_ascii=False) + "\n"
-    atomic_write_all({weights: checkpoints.writer(model, weights), certificate: outputs.text(text)})
+    atomic_write_all({weights: checkpoints.writer(model, weights), certificate: text_writer(text)})
     screen.print(f"\nWritten: {weights} and {certificate}. To load the weights:\n", markup=False)
     screen.print(code(options, layer, where), markup=False, soft_wrap=True)
     return 0
@@ -77,18 +77,26 @@ def _files(options: argparse.Namespace) -> tuple[Path, Path]:
         return Path(), Path()
     if options.out is None:
         raise OptionError("--out is missing. Try --out model.safetensors, or --dry-run.")
+    from torch import nn
+
+    from normkit import checkpoints
+
     checkpoints.writer(nn.Identity(), options.out)  # the ending says how to write
     files = options.out, options.out.with_suffix(".certificate.json")
-    outputs.check(files, options.force)
+    check_outputs(files, options.force)
     return files
 
 
 def _record(options: argparse.Namespace, plan: Plan, layer: dict[str, Any]) -> dict[str, Any]:
     """The certificate and all that is needed to get it again."""
+    import torch
+
+    import normkit
+
     assert plan.certificate is not None
     return {
         "model": options.model,
-        "build": subject.pairs("--build", options.build),
+        "build": model_arguments.pairs("--build", options.build),
         "weights": None if options.weights is None else str(options.weights),
         "to": options.to,
         "options": layer,
@@ -102,9 +110,11 @@ def _record(options: argparse.Namespace, plan: Plan, layer: dict[str, Any]) -> d
 
 def code(options: argparse.Namespace, layer: dict[str, Any], where: Any) -> str:
     """A program that loads what was written."""
-    library, build = models.code_for(options.model, subject.pairs("--build", options.build))
-    said = "" if where is None else f", where={where!r}"
-    said += "".join(f", {name}={value!r}" for name, value in layer.items())
+    from normkit import checkpoints, models
+
+    library, build = models.code_for(options.model, model_arguments.pairs("--build", options.build))
+    arguments = "" if where is None else f", where={where!r}"
+    arguments += "".join(f", {name}={value!r}" for name, value in layer.items())
     path = str(options.out)
     safe = options.out.suffix == checkpoints.SAFETENSORS
     lines = [
@@ -113,7 +123,7 @@ def code(options: argparse.Namespace, layer: dict[str, Any], where: Any) -> str:
         "from safetensors.torch import load_file" if safe else "import torch",
         "",
         f"model = {build}",
-        f"normkit.convert(model, {options.to!r}, example=False{said})",
+        f"normkit.convert(model, {options.to!r}, example=False{arguments})",
         f"model.load_state_dict({f'load_file({path!r})' if safe else f'torch.load({path!r})'})",
     ]
     return "\n".join(f"    {line}" if line else "" for line in lines)

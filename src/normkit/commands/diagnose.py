@@ -6,14 +6,9 @@ import argparse
 import re
 from pathlib import Path
 
-import torch
-
-from normkit import checkpoints
-from normkit.commands import given_data, outputs, subject
-from normkit.commands.screen import console
+from normkit.commands import data_arguments, model_arguments
+from normkit.commands.output import check_outputs, console, text_writer
 from normkit.core.atomic_write import atomic_write_all
-from normkit.diagnosis.diagnose import BATCHES, diagnose
-from normkit.diagnosis.findings import SEVERITIES
 from normkit.errors import OptionError
 
 NAME = "diagnose"
@@ -29,13 +24,15 @@ examples:
       --ranks rank0.pt rank1.pt
   normkit diagnose mypackage.nets:small_net --weights ema.pt --ema-of live.pt --data test.pt
 
-{given_data.DATA}
+{data_arguments.DATA}
   Without classes the gap between train and eval mode is not measured.
 
-{subject.REFERENCES}
+{model_arguments.REFERENCES}
 
 exit status: 0 done; 1 findings, with --fail-on; 2 bad arguments or input"""
 
+SEVERITIES = ("serious", "warning", "note")
+BATCHES = 16
 OPTIONS = {
     "train_loader": "--train-data",
     "steps": "--steps",
@@ -45,7 +42,7 @@ OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    subject.add_model(parser)
+    model_arguments.add_model(parser)
     add = parser.add_argument
     add("--data", required=True, metavar="DATA", help="to evaluate on; see below")
     add(
@@ -65,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where a gap comes from: by estimation shift, or exact, a pass for each norm",
     )
     add("--max-batches", type=int, default=BATCHES, metavar="N", help=f"to look at ({BATCHES})")
-    given_data.add_reading(parser)
+    data_arguments.add_reading(parser)
     add("--html", type=Path, metavar="FILE", help="write a page with charts")
     add("--json", type=Path, metavar="FILE", help="write everything as JSON")
     add("--force", action="store_true", help="overwrite these files")
@@ -80,22 +77,27 @@ def _as_options(text: str) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
+    import torch
+
+    from normkit import checkpoints
+    from normkit.diagnosis.diagnose import diagnose
+
     files = {options.html: "to_html", options.json: "to_json"}
     files = {path: how for path, how in files.items() if path is not None}
-    outputs.check(files, options.force)
+    check_outputs(files, options.force)
     if options.max_batches < 1:
         raise OptionError(f"--max-batches got {options.max_batches}. Expected at least 1.")
-    data = given_data.batches_of(options.data, options)
+    data = data_arguments.batches_of(options.data, options)
     training = (
         None
         if options.train_data is None
-        else given_data.batches_of(options.train_data, options, training=True)
+        else data_arguments.batches_of(options.train_data, options, training=True)
     )
     ranks = [checkpoints.read(path) for path in options.ranks]
     live = None if options.ema_of is None else checkpoints.read(options.ema_of)
-    model = subject.model_of(options).eval()
+    model = model_arguments.model_of(options).eval()
     with torch.random.fork_rng([]):
-        found = diagnose(
+        diagnosis = diagnose(
             model,
             data,
             train_loader=training,
@@ -106,13 +108,13 @@ def run(options: argparse.Namespace) -> int:
             max_batches=options.max_batches,
         )
     screen = console()
-    screen.print(_as_options(str(found)), markup=False, soft_wrap=True)
-    atomic_write_all({path: outputs.text(getattr(found, how)()) for path, how in files.items()})
+    screen.print(_as_options(str(diagnosis)), markup=False, soft_wrap=True)
+    atomic_write_all({path: text_writer(getattr(diagnosis, how)()) for path, how in files.items()})
     if files:
         screen.print(f"\nWritten: {' and '.join(map(str, files))}", markup=False, soft_wrap=True)
     if options.fail_on is None:
         return 0
-    bad = found.at_least(options.fail_on)
+    bad = diagnosis.at_least(options.fail_on)
     if bad:
         many = "finding is" if len(bad) == 1 else "findings are"
         screen.print(f"\n{len(bad)} {many} {options.fail_on} or worse.", markup=False)

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from normkit import catalog
-from normkit.commands.screen import console
+from normkit.commands.output import console
 
 NAME = "info"
 HELP = "formula, when to use, paper and options of a layer"
@@ -28,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from normkit import catalog
+
     layer = catalog.find(options.name)
     card = layer.card
     screen = console()

@@ -7,12 +7,12 @@ paired statistics."""
 from __future__ import annotations
 
 import argparse
-
-from normkit.commands import lab_check, lab_export, lab_list, lab_report, lab_run, lab_status
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 NAME = "lab"
 HELP = "compare normalizers on your data, with paired statistics"
-ACTIONS = (lab_run, lab_status, lab_report, lab_export, lab_check, lab_list)
 EXAMPLES = """\
 examples:
   normkit lab list                                  the experiments that come with normkit
@@ -40,20 +40,42 @@ a small experiment:
 
 Each of them has more examples: normkit lab run --help"""
 
+RESULTS = Path("results")
+WHERE = f"""\
+FILE is a TOML file, or the name of an experiment that comes with normkit (normkit lab list).
+Results are kept in {RESULTS}/NAME.sqlite of the working directory, or where --store says."""
+
+# what the lab offers; a help page does not import it to know
+METRICS = ("accuracy", "error", "loss", "top5_accuracy", "top5_error")
+ENGINES = ("local", "ray")
+EXPORT_FORMATS = ("csv", "parquet", "latex")
+EXPORT_ROWS = ("run", "epoch", "comparison")
+
+
+class Action(NamedTuple):
+    """What `normkit lab` can be asked to do."""
+
+    name: str
+    help: str
+    description: str
+    examples: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    aliases: tuple[str, ...] = ()
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(title="actions", metavar="ACTION")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
     for action in ACTIONS:
-        added = kinds.add_parser(
-            action.NAME,
-            aliases=getattr(action, "ALIASES", ()),
-            help=action.HELP,
-            description=action.__doc__,
-            epilog=action.EXAMPLES,
+        added = actions.add_parser(
+            action.name,
+            aliases=action.aliases,
+            help=action.help,
+            description=action.description,
+            epilog=action.examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         action.add_arguments(added)
-        added.set_defaults(action=action.run)
+        added.set_defaults(action=action.name)
     parser.set_defaults(action=None, lab=parser)
 
 
@@ -61,5 +83,173 @@ def run(options: argparse.Namespace) -> int:
     if options.action is None:
         options.lab.print_help()
         return 2
-    status: int = options.action(options)
-    return status
+    from normkit.commands import lab_actions, lab_status
+
+    actions = {
+        "run": lab_actions.run,
+        "status": lab_status.status,
+        "report": lab_actions.report,
+        "export": lab_actions.export,
+        "check": lab_actions.check,
+        "list": lab_actions.list_experiments,
+    }
+    return actions[options.action](options)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def _add_experiment(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE", nargs=nargs, help="a TOML file, or a name; see below")
+    add("--scale", metavar="NAME", help="of those in the file: paper, lab, desk, …")
+    add("--seeds", metavar="N", help="so many seeds instead of the file's; or a list, 1,2,7")
+    add("--metric", metavar="NAME", help=f"instead of the file's: {', '.join(METRICS)}")
+    add("--store", type=Path, metavar="FILE", help=f"default {RESULTS}/NAME.sqlite")
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """How runs are trained; `normkit demo` has these as well."""
+    add = parser.add_argument
+    add("--workers", type=int, metavar="K", help="processes (default: one a core, or one a GPU)")
+    add("--device", metavar="NAME", help="cpu, cuda or cuda:0 (default: the GPUs if there are any)")
+    add("--engine", choices=ENGINES, default="local", help="default local")
+    add("--no-report", action="store_true", help="only train")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    _add_experiment(parser)
+    add_training(parser)
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    _add_experiment(parser, nargs="?")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    _add_experiment(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the page (default: beside the results)"
+    )
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    _add_experiment(parser)
+    add = parser.add_argument
+    add("--format", choices=EXPORT_FORMATS, default="csv", help="default csv")
+    add("--per", choices=EXPORT_ROWS, default="run", help="a row for each (default run)")
+    add("--out", type=Path, metavar="FILE", help="default: beside the results")
+    add("--force", action="store_true", help="overwrite the file")
+
+
+def _add_nothing(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+ACTIONS = (
+    Action(
+        "run",
+        "train what is missing, then show the answer",
+        """\
+Train what an experiment lacks, and show what it found.
+
+Everything is checked before anything trains. The same command goes on where it was stopped, by
+Ctrl-C, a crash or a full disk, and comes to the same numbers; it may also run several times at
+once on one store.""",
+        f"""\
+examples:
+  normkit lab run my.toml
+  normkit lab run my.toml --scale paper --device cuda
+  normkit lab run my.toml --seeds 15 --workers 4 --no-report
+  normkit lab run my.toml --engine ray         on the machines of a Ray cluster
+
+{WHERE}
+Where there is no GPU, each core of the CPU trains one run; on a GPU, small runs of one variant
+train side by side.
+
+exit status: 0 done; 1 runs failed, which are named, and tried again the next time; 2 bad
+arguments or input; 130 interrupted""",
+        _add_run,
+        aliases=("resume",),
+    ),
+    Action(
+        "status",
+        "what is done, what is being trained, what failed",
+        """\
+How far experiments are: what is done, what is being trained, and what failed and why.
+
+It only reads, and may be asked while a sweep goes on.""",
+        f"""\
+examples:
+  normkit lab status                        every store in {RESULTS}/
+  normkit lab status my.toml                one experiment, variant by variant
+
+{WHERE}""",
+        _add_status,
+    ),
+    Action(
+        "report",
+        "show the answer, and write it as a page",
+        """\
+Show the answer of an experiment, and write it as a page: one HTML file that needs no network.
+
+Nothing is trained. A page of an experiment that is still running says what is missing.""",
+        f"""\
+examples:
+  normkit lab report my.toml
+  normkit lab report my.toml --scale paper --out answer.html
+  normkit lab report my.toml --metric top5_error
+
+{WHERE}""",
+        _add_report,
+    ),
+    Action(
+        "export",
+        "results as CSV, Parquet or a LaTeX table",
+        """\
+Write the results of an experiment for other programs.
+
+csv and parquet have a row for each run, for each epoch of each run, or for each comparison with
+the baseline: every number behind a verdict. latex is a table as in the papers: mean ± standard
+deviation, bold if significant, the best underlined.""",
+        f"""\
+examples:
+  normkit lab export my.toml --format csv
+  normkit lab export my.toml --format parquet --per epoch
+  normkit lab export my.toml --per comparison
+  normkit lab export my.toml --format latex --out table.tex
+
+{WHERE}""",
+        _add_export,
+    ),
+    Action(
+        "check",
+        "check an experiment without training",
+        """\
+Check an experiment without training: its file, its data sets and its models.
+
+Every mistake in the file is told with its key and line, at all of its scales; every data set of
+the chosen scale is looked for, and every model is built, converted and run on a few random images.
+""",
+        f"""\
+examples:
+  normkit lab check my.toml
+  normkit lab check my.toml --scale paper
+
+{WHERE}
+
+exit status: 0 it can be trained; 2 it cannot, and why""",
+        _add_experiment,
+    ),
+    Action(
+        "list",
+        "the experiments that come with normkit",
+        "The experiments that come with normkit: one for each table or figure of the papers.",
+        """\
+examples:
+  normkit lab list
+  normkit lab run NAME --scale desk         minutes on two cores, where the experiment has it""",
+        _add_nothing,
+    ),
+)
+"""In the order of ``normkit lab --help``."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from normkit.commands.screen import console
+from normkit.commands.output import console
+from normkit.core.optional_dependencies import require
+from normkit.errors import MissingExtra
 from normkit.lab.results import DIVERGED, Epoch, Result
 from normkit.lab.sweep import ProgressLines, ProgressListener, SweepPlan
 from normkit.lab.sweep.messages import Progressed
 from normkit.lab.sweep.progress import TimeLeft, duration_text, outcome
-from normkit.models import MissingExtra, require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 24  # of a bar
 
 
-def watcher() -> ProgressListener:
+def progress_listener() -> ProgressListener:
     """What suits the place where the command runs."""
     try:
         screen = console(stderr=True)
@@ -34,14 +35,14 @@ class Bars(ProgressListener):
     def __init__(self, screen: Console) -> None:
         self.screen = screen
         self.runs: dict[str, TaskID] = {}
-        self.heard: set[str] = set()  # runs that have told of a whole epoch
+        self.heard: set[str] = set()  # runs that have reported a whole epoch
         self.began = False
 
     def begin(self, plan: SweepPlan) -> None:
         self.plan, self.time, self.since = plan, TimeLeft(plan), time.monotonic()
         self.ended = set(plan.done)
         self.progress = _progress(self.screen)
-        self.all = self.progress.add_task("", total=len(plan.labels), said="")
+        self.all = self.progress.add_task("", total=len(plan.labels), text="")
         self.progress.start()
         self.began = True
         self._show()
@@ -49,7 +50,7 @@ class Bars(ProgressListener):
     def started(self, run: str) -> None:
         entry = self.plan.labels[run]
         self.runs[run] = self.progress.add_task(
-            _plain(str(entry)), total=entry.epochs, said="starting"
+            _plain(str(entry)), total=entry.epochs, text="starting"
         )
 
     def progressed(self, progress: Progressed) -> None:
@@ -58,10 +59,10 @@ class Bars(ProgressListener):
             self.progress.update(self.runs[progress.run], completed=progress.epochs)
             if progress.record is not None:
                 self.heard.add(progress.run)
-                self.progress.update(self.runs[progress.run], said=_said(progress.record))
+                self.progress.update(self.runs[progress.run], text=_last_epoch(progress.record))
             elif progress.run not in self.heard:  # its first epoch here may take hours
-                said = f"in epoch {int(progress.epochs) + 1}"
-                self.progress.update(self.runs[progress.run], said=said)
+                text = f"in epoch {int(progress.epochs) + 1}"
+                self.progress.update(self.runs[progress.run], text=text)
         self._show()
 
     def finished(self, result: Result) -> None:
@@ -103,29 +104,29 @@ class Bars(ProgressListener):
             description=f"{len(self.ended)} of {len(epochs)} runs",
             total=sum(epochs.values()),
             completed=sum(epochs.values()) - sum(self.time.left.values()),
-            said=f"{duration_text(time.monotonic() - self.since)}{left}",
+            text=f"{duration_text(time.monotonic() - self.since)}{left}",
         )
 
 
 def _progress(screen: Console) -> Progress:
     rich = require("rich.progress", "cli", "The lab")
-    made: Progress = rich.Progress(
+    progress: Progress = rich.Progress(
         rich.TextColumn("{task.description}"),
         rich.BarColumn(WIDTH),
-        rich.TextColumn("{task.fields[said]}"),
+        rich.TextColumn("{task.fields[text]}"),
         console=screen,
         transient=True,
     )
-    return made
+    return progress
 
 
 def _plain(text: str) -> str:
     """A name as it was typed, in a column that reads markup."""
-    made: str = require("rich.markup", "cli", "The lab").escape(text)
-    return made
+    escaped: str = require("rich.markup", "cli", "The lab").escape(text)
+    return escaped
 
 
-def _said(record: Epoch) -> str:
+def _last_epoch(record: Epoch) -> str:
     """The last epoch in a few words."""
     parts = [f"epoch {record.epoch}"]
     if record.train_loss is not None:

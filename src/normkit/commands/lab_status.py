@@ -1,6 +1,4 @@
-"""How far experiments are: what is done, what is being trained, and what failed and why.
-
-It only reads, and may be asked while a sweep goes on."""
+"""How far experiments are: what is done, what is being trained, and what failed and why."""
 
 from __future__ import annotations
 
@@ -10,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from normkit.commands import lab_subject
-from normkit.commands.screen import console, table
+from normkit.commands.lab import RESULTS
+from normkit.commands.lab_actions import experiment_of, store_of
+from normkit.commands.output import console, table
 from normkit.errors import NothingToDo
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import DIVERGED, Result
@@ -19,28 +18,15 @@ from normkit.lab.store import CLAIMED, DONE, FAILED, WAITING, Reader, RunState
 from normkit.lab.store.owner import describe_owner
 from normkit.lab.sweep import RunLabel, run_labels
 
-NAME = "status"
-HELP = "what is done, what is being trained, what failed"
-EXAMPLES = f"""\
-examples:
-  normkit lab status                        every store in {lab_subject.RESULTS}/
-  normkit lab status my.toml                one experiment, variant by variant
-
-{lab_subject.WHERE}"""
-
 HEAD = ("variant", "done", "diverged", "training", "waiting", "failed", "mean")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    lab_subject.add_experiment(parser, nargs="?")
-
-
-def run(options: argparse.Namespace) -> int:
+def status(options: argparse.Namespace) -> int:
     if options.file is None:
         return _stores(options.store)
-    experiment = lab_subject.experiment_of(options)
+    experiment = experiment_of(options)
     names = run_labels(experiment)
-    with Reader(lab_subject.store_of(options, experiment)) as store:
+    with Reader(store_of(options, experiment)) as store:
         states = {run: RunState(run, WAITING) for run in names} | store.status(names)
         results = store.results(names)
         others = sum(each.state == DONE for run, each in store.status().items() if run not in names)
@@ -76,14 +62,14 @@ def _rows(
     for variant in dict.fromkeys(entry.variant for entry in names.values()):
         own = [run for run, entry in names.items() if entry.variant == variant]
         kinds = Counter(states[run].state for run in own)
-        found = [results[run] for run in own if run in results]
-        scores = [s for each in found if (s := each.score(experiment.metric)) is not None]
+        own_results = [results[run] for run in own if run in results]
+        scores = [s for each in own_results if (s := each.score(experiment.metric)) is not None]
         mean = statistics.fmean(scores) if scores else None
         form = "{:.4f}" if experiment.metric == "loss" else "{:.2%}"
         yield (
             variant,
             f"{kinds[DONE]}/{len(own)}",
-            sum(each.status == DIVERGED for each in found) or None,
+            sum(each.status == DIVERGED for each in own_results) or None,
             kinds[CLAIMED] or None,
             kinds[WAITING] or None,
             kinds[FAILED] or None,
@@ -108,11 +94,9 @@ def _count(states: Mapping[str, RunState]) -> str:
 
 
 def _stores(chosen: Path | None) -> int:
-    paths = [chosen] if chosen else sorted(lab_subject.RESULTS.glob("*.sqlite"))
+    paths = [chosen] if chosen else sorted(RESULTS.glob("*.sqlite"))
     if not paths:
-        raise NothingToDo(
-            f"There is no store in {lab_subject.RESULTS}/. Try normkit lab run FILE, or --store."
-        )
+        raise NothingToDo(f"There is no store in {RESULTS}/. Try normkit lab run FILE, or --store.")
     rows = []
     for path in paths:
         with Reader(path) as store:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from normkit import catalog
-from normkit.commands.screen import console, table
+from normkit.commands.output import console, table
 
 NAME = "list"
 HELP = "the layers, one line each"
@@ -24,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from normkit import catalog
+
     rows = []
     for name in catalog.names(options.kind):
         card = catalog.find(name).card
@@ -35,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
 
 def statistics_from(name: str) -> str:
     """Whose values share the statistics in training, in words."""
+    from normkit import catalog
+
     entry = catalog.ENTRIES[name]
     if entry.card.kind == "weight":
         return "each filter"

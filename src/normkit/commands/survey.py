@@ -6,16 +6,17 @@ import argparse
 import json
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-
-from normkit import models
-from normkit.commands import outputs, subject
-from normkit.commands.screen import console, table
+from normkit.commands import model_arguments
+from normkit.commands.output import check_outputs, console, table, text_writer
 from normkit.core.atomic_write import atomic_write_all
 from normkit.errors import NormkitError, OptionError
-from normkit.inspection import Survey, select, survey
-from normkit.inspection.survey import CELLS, SHARED
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from normkit.inspection import Survey
 
 NAME = "survey"
 HELP = "every normalization in a model"
@@ -27,51 +28,57 @@ examples:
       run the model once: what feeds and follows a norm is then observed, not guessed
   normkit survey mypackage.nets:small_net --build width=32 --json norms.json
 
-{subject.REFERENCES}
+{model_arguments.REFERENCES}
 
-{subject.WHERE}"""
+{model_arguments.WHERE}"""
 LIBRARIES = ("timm:", "torchvision:")  # whose models can be built without memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    subject.add_model(parser)
-    subject.add_where(parser)
+    model_arguments.add_model(parser)
+    model_arguments.add_where(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all facts to a file")
     parser.add_argument("--force", action="store_true", help="overwrite that file")
 
 
 def run(options: argparse.Namespace) -> int:
+    from normkit.inspection import select
+    from normkit.inspection.survey import CELLS, SHARED
+
     if options.json is not None:
-        outputs.check([options.json], options.force)
-    example = subject.example_of(options)
+        check_outputs([options.json], options.force)
+    example = model_arguments.example_of(options)
     quick = example is None and options.weights is None and options.model.startswith(LIBRARIES)
-    found = _look(subject.model_of(options, meta=quick), example, options.example)
-    sites = select(found, subject.where_of(options))
+    surveyed = _survey(model_arguments.model_of(options, meta=quick), example, options.example)
+    sites = select(surveyed, model_arguments.where_of(options))
     columns = {name: [cell(site) for site in sites] for name, cell in CELLS.items()}
     alike = {name: cells[0] for name, cells in columns.items() if name in SHARED and _alike(cells)}
     shown = {name: cells for name, cells in columns.items() if name not in alike}
-    title = f"{options.model}: {len(sites)} of {len(found)} norms ({_counts(found.kinds)})"
+    title = f"{options.model}: {len(sites)} of {len(surveyed)} norms ({_counts(surveyed.kinds)})"
     screen = console()
     screen.print(table(title, list(shown), zip(*shown.values(), strict=True)))
     if alike:
         screen.print("all: " + ", ".join(f"{name} {cell}" for name, cell in alike.items()))
-    if found.weights:
-        kinds = Counter(weight.kind for weight in found.weights)
+    if surveyed.weights:
+        kinds = Counter(weight.kind for weight in surveyed.weights)
         screen.print(f"normalized weights: {_counts(kinds)}")
     if options.json is not None:
         text = json.dumps([site.to_dict() for site in sites], indent=1) + "\n"
-        atomic_write_all({options.json: outputs.text(text)})
+        atomic_write_all({options.json: text_writer(text)})
     return 0
 
 
-def _look(model: nn.Module, example: Tensor | None, shape: str) -> Survey:
+def _survey(model: nn.Module, example: Tensor | None, shape: str) -> Survey:
+    from normkit.inspection import survey
+    from normkit.models import first_line
+
     try:
         return survey(model, example)
     except NormkitError:
         raise
     except Exception as error:  # of the model's own forward
-        said = f"{type(error).__name__}: {models.first_line(error)}"
-        raise OptionError(f"The model fails on an input of {shape}: {said}.") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise OptionError(f"The model fails on an input of {shape}: {reason}.") from error
 
 
 def _alike(cells: list[str]) -> bool:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
-
-from normkit import checkpoints, models
 from normkit.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DATA = """\
 data:
@@ -38,6 +36,11 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
 
 def batches_of(text: str, options: argparse.Namespace, training: bool = False) -> Iterable[Any]:
     """What an argument names, in batches; those of a file are shuffled for training."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from normkit import models
+
     path = Path(text)
     if ":" in text and not path.exists():
         module, _, name = text.partition(":")
@@ -58,13 +61,16 @@ def batches_of(text: str, options: argparse.Namespace, training: bool = False) -
     )
 
 
-def _called(text: str, found: Any) -> Iterable[Any]:
+def _called(text: str, source: Any) -> Iterable[Any]:
+    from torch import Tensor
+    from torch.utils.data import DataLoader
+
+    from normkit.models import first_line
+
     try:
-        given = found() if callable(found) and not isinstance(found, DataLoader) else found
+        given = source() if callable(source) and not isinstance(source, DataLoader) else source
     except Exception as error:  # whatever a user's function does
-        raise OptionError(
-            f"{text} failed: {type(error).__name__}: {models.first_line(error)}."
-        ) from error
+        raise OptionError(f"{text} failed: {type(error).__name__}: {first_line(error)}.") from error
     if isinstance(given, Tensor | str) or not isinstance(given, Iterable):
         raise OptionError(
             f"{text} gave a {type(given).__name__}, expected batches, such as a DataLoader."
@@ -73,7 +79,11 @@ def _called(text: str, found: Any) -> Iterable[Any]:
 
 
 def _images(path: Path, options: argparse.Namespace) -> Iterable[Any]:
-    vision = models.require("torchvision", "models", "A directory of images")
+    from torch.utils.data import DataLoader
+
+    from normkit.models import first_line, require
+
+    vision = require("torchvision", "models", "A directory of images")
     steps = vision.transforms
     prepare = steps.Compose(
         [
@@ -84,26 +94,28 @@ def _images(path: Path, options: argparse.Namespace) -> Iterable[Any]:
         ]
     )
     try:
-        found = vision.datasets.ImageFolder(path, prepare)
+        images = vision.datasets.ImageFolder(path, prepare)
     except FileNotFoundError as error:
-        raise OptionError(f"{path}: {models.first_line(error)}.") from error
-    return DataLoader(found, batch_size=options.batch)
+        raise OptionError(f"{path}: {first_line(error)}.") from error
+    return DataLoader(images, batch_size=options.batch)
 
 
 def _pair(path: Path) -> tuple[Tensor, Tensor | None]:
     """Inputs and targets in a file."""
-    found = {n: t for n, t in _read(path).items() if isinstance(t, Tensor) and t.dim() > 0}
-    name = next((name for name in TARGETS if name in found), None)
-    targets = None if name is None else found.pop(name)
-    name = next((name for name in INPUTS if name in found), None)
-    if name is None and len(found) == 1:
-        (name,) = found
+    import torch
+
+    tensors = {n: t for n, t in _read(path).items() if isinstance(t, torch.Tensor) and t.dim() > 0}
+    name = next((name for name in TARGETS if name in tensors), None)
+    targets = None if name is None else tensors.pop(name)
+    name = next((name for name in INPUTS if name in tensors), None)
+    if name is None and len(tensors) == 1:
+        (name,) = tensors
     if name is None:
         raise OptionError(
-            f"{path} holds {len(found)} tensors ({', '.join(map(str, list(found)[:5]))}), "
+            f"{path} holds {len(tensors)} tensors ({', '.join(map(str, list(tensors)[:5]))}), "
             f"expected one, or one called {', '.join(INPUTS)}."
         )
-    inputs = found[name].float() if found[name].dtype == torch.float64 else found[name]
+    inputs = tensors[name].float() if tensors[name].dtype == torch.float64 else tensors[name]
     if targets is not None and len(targets) != len(inputs):
         raise OptionError(f"{path} holds {len(inputs)} inputs and {len(targets)} targets.")
     return inputs, targets
@@ -111,26 +123,29 @@ def _pair(path: Path) -> tuple[Tensor, Tensor | None]:
 
 def _read(path: Path) -> dict[str, Any]:
     """What a file holds, by name."""
+    import torch
+
+    from normkit import checkpoints
+    from normkit.models import first_line, require
+
     if path.suffix == checkpoints.SAFETENSORS:
         return dict(checkpoints.read(path))
     if path.suffix == ".npz":
-        numpy = models.require("numpy", "lab", str(path))
+        numpy = require("numpy", "lab", str(path))
         try:
             with numpy.load(path) as opened:
                 return {name: torch.from_numpy(opened[name]) for name in opened.files}
         except (ValueError, OSError, TypeError) as error:
-            raise OptionError(f"{path} is no .npz file: {models.first_line(error)}.") from error
+            raise OptionError(f"{path} is not an .npz file: {first_line(error)}.") from error
     if path.suffix not in checkpoints.PICKLED:
         raise OptionError(
             f"{path.name}: expected .pt, .pth, .npz or .safetensors, a directory of images, or "
             "package.module:callable."
         )
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever pickle makes of a file that is none
-        raise OptionError(
-            f"{path} cannot be read as tensors: {models.first_line(error)}."
-        ) from error
-    if isinstance(found, tuple | list):
-        return dict(zip(("x", "y"), found, strict=False))
-    return dict(found) if isinstance(found, dict) else {"x": found}
+        raise OptionError(f"{path} cannot be read as tensors: {first_line(error)}.") from error
+    if isinstance(content, tuple | list):
+        return dict(zip(("x", "y"), content, strict=False))
+    return dict(content) if isinstance(content, dict) else {"x": content}

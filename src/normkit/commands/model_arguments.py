@@ -6,13 +6,12 @@ import argparse
 import ast
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from normkit import checkpoints, models
 from normkit.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 WORDS = {"true": True, "false": False, "none": None}
 REFERENCES = """\
@@ -55,22 +54,28 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 
 def model_of(options: argparse.Namespace, meta: bool = False) -> nn.Module:
     """The model, with its weights if there are any; without memory, if meta is enough."""
-    asked = pairs("--build", options.build)
+    from normkit import checkpoints, models
+
+    build_options = pairs("--build", options.build)
     if options.weights is not None and not options.weights.is_file():
         raise OptionError(f"There is no file {options.weights}.")  # before a large model is built
-    model = _on_meta(options.model, asked) if meta else None
+    model = _on_meta(options.model, build_options) if meta else None
     if model is None:
-        model = models.build(options.model, **asked)
+        model = models.build(options.model, **build_options)
     if options.weights is not None:
         checkpoints.load(model, options.weights)
     return model
 
 
-def _on_meta(reference: str, asked: dict[str, Any]) -> nn.Module | None:
+def _on_meta(reference: str, build_options: dict[str, Any]) -> nn.Module | None:
     """The model without memory; None for those that compute with tensors as they are built."""
+    import torch
+
+    from normkit import models
+
     try:
         with torch.device("meta"):
-            return models.build(reference, **asked)
+            return models.build(reference, **build_options)
     except OptionError:  # the error is a real one if it comes again on the CPU
         return None
 
@@ -93,20 +98,22 @@ def example_of(options: argparse.Namespace) -> Tensor | None:
     sizes = options.example.split("x")
     if not all(size.isdecimal() and int(size) for size in sizes):
         raise OptionError(f"--example got {options.example!r}. Expected sizes such as 2x3x224x224.")
+    import torch
+
     return torch.randn(*map(int, sizes), generator=torch.Generator().manual_seed(0))
 
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, Any]:
     """KEY=VALUE arguments; a value that is not a Python literal is a word."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (equals and name.isidentifier()):
             raise OptionError(f"{option} got {text!r}. Expected KEY=VALUE, such as groups=16.")
-        if name in found:
+        if name in result:
             raise OptionError(f"{option} got {name} twice.")
-        found[name] = _value(value)
-    return found
+        result[name] = _value(value)
+    return result
 
 
 def _value(text: str) -> Any:

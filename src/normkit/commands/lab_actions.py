@@ -1,0 +1,231 @@
+"""What `normkit lab` does: run, report, export, check and list; and what `normkit demo` does."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import normkit
+from normkit.commands.lab import RESULTS
+from normkit.commands.lab_progress import progress_listener
+from normkit.commands.output import check_outputs, console, table
+from normkit.core.messages import counted
+from normkit.errors import MissingExtra, NothingToDo, OptionError, UnknownName, nearest
+from normkit.lab import export as exports
+from normkit.lab import sweep
+from normkit.lab.experiment import Experiment, checks
+from normkit.lab.experiment.fields import seeds_of
+from normkit.lab.experiment.reading import read, scales
+from normkit.lab.report import print_verdicts
+from normkit.lab.report import report as write_report
+from normkit.lab.statistics import compare
+from normkit.lab.store import DONE, FAILED, Reader, Store
+from normkit.models import require
+
+
+def run(options: argparse.Namespace) -> int:
+    experiment = experiment_of(options)
+    path = store_of(options, experiment)
+    return _train_and_show(experiment, path, beside(path, experiment, ".html", options), options)
+
+
+def demo(options: argparse.Namespace) -> int:
+    experiment = demo_experiment()
+    path = store_of(options, experiment)
+    if options.fresh:
+        with Store(path) as store:
+            store.forget(run.id for run in experiment.runs())
+    return _train_and_show(experiment, path, beside(path, experiment, ".html"), options)
+
+
+def report(options: argparse.Namespace) -> int:
+    experiment = experiment_of(options)
+    path = store_of(options, experiment)
+    with Reader(path) as store:
+        _show(experiment, store, options.out or beside(path, experiment, ".html", options))
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    experiment = experiment_of(options)
+    path = store_of(options, experiment)
+    ending = exports.FORMATS[options.format]
+    out = options.out or beside(path, experiment, ending, options)
+    with Reader(path) as store:
+        check_outputs([out], options.force or options.out is None)
+        results = store.results(run.id for run in experiment.runs())
+    comparisons = compare(experiment, results) if options.format == "latex" else []
+    exports.write(experiment, results, comparisons, out, options.format, per=options.per)
+    console().print(f"Written: {out}", markup=False, soft_wrap=True)
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    experiment = experiment_of(options)
+    if options.scale is None:  # those that nobody has asked for may hold mistakes as well
+        for scale in scales(path := find(options.file)):
+            read(path, scale)
+    _check(experiment)
+    runs, cells = experiment.runs(), experiment.cells()
+    names = list(dict.fromkeys(variant.name for variant in experiment.variants))
+    epochs = sum(run.setting.train.epochs for run in runs)
+    where = f" in {len(cells)} cells" if len(cells) > 1 else ""
+    scale = f" at scale {experiment.scale}" if experiment.scale else ""
+    screen = console()
+    screen.print(f"“{experiment.title}”{scale} can be trained.", markup=False)
+    screen.print(
+        f"{counted(len(names), 'variant')} ({', '.join(names)}){where} × "
+        f"{counted(len(experiment.seeds), 'seed')}: {counted(len(runs), 'run')}, "
+        f"{counted(epochs, 'epoch')}. Baseline: {experiment.baseline}.",
+        markup=False,
+    )
+    for caution in checks.different_ground(experiment):
+        screen.print(f"! {caution}", markup=False, soft_wrap=True)
+    return 0
+
+
+def list_experiments(options: argparse.Namespace) -> int:
+    del options  # it has none
+    experiments = shipped()
+    if not experiments:
+        raise NothingToDo("No experiments are installed. Try the path of a TOML file.")
+    rows = []
+    for name, path in experiments.items():
+        experiment = read(path)
+        rows.append((name, experiment.source, experiment.title, ", ".join(scales(path))))
+    head = ("name", "source", "title", "scales")
+    console().print(table("Experiments: normkit lab run NAME", head, rows))
+    return 0
+
+
+# ---------------------------------------------------------------- which experiment, and where
+
+
+def experiment_of(options: argparse.Namespace) -> Experiment:
+    """The experiment that the arguments name, with their seeds and metric."""
+    experiment = read(find(options.file), options.scale, options.metric)
+    if options.seeds is not None:
+        experiment = dataclasses.replace(experiment, seeds=_seeds(options.seeds))
+    return experiment
+
+
+def demo_experiment() -> Experiment:
+    with as_file(files("normkit.lab") / "demo.toml") as file:
+        return read(file)
+
+
+def store_of(options: argparse.Namespace, experiment: Experiment) -> Path:
+    chosen: Path | None = options.store
+    return chosen or RESULTS / f"{experiment.name}.sqlite"
+
+
+def beside(
+    store: Path, experiment: Experiment, ending: str, options: argparse.Namespace | None = None
+) -> Path:
+    """A file about an experiment beside its results: of a scale, and of a metric asked for."""
+    metric = None if options is None else options.metric
+    parts = [experiment.name, experiment.scale, metric or ""]
+    return store.with_name("-".join(filter(None, parts)) + ending)
+
+
+def find(reference: str) -> Path:
+    """A file, or an experiment that comes with normkit, by its name."""
+    path = Path(reference)
+    if path.suffix or path.exists() or len(path.parts) > 1:
+        return path
+    experiments = shipped()
+    if reference not in experiments:
+        hint = nearest(reference, experiments) if experiments else "Try the path of a TOML file."
+        raise UnknownName(f"There is no experiment {reference!r}. {hint}")
+    return experiments[reference]
+
+
+def shipped() -> dict[str, Path]:
+    """The experiments of normkit by name: as installed, or beside the source."""
+    package = Path(normkit.__file__).parent
+    for folder in (package / "experiments", package.parents[1] / "experiments"):
+        if paths := sorted(folder.glob("*.toml")):
+            return {path.stem: path for path in paths}
+    return {}
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        numbers = [int(each) for each in text.split(",")]
+    except ValueError:
+        raise OptionError(f"--seeds got {text!r}. Expected a number, or a list as 1,2,7.") from None
+    return seeds_of(numbers if "," in text else numbers[0])
+
+
+# ---------------------------------------------------------------- training and showing
+
+
+def _train_and_show(
+    experiment: Experiment, path: Path, page: Path, options: argparse.Namespace
+) -> int:
+    _check(_missing(experiment, path))
+    with Store(path) as store:
+        sweep.run(
+            experiment,
+            store,
+            workers=options.workers,
+            device=options.device,
+            engine=options.engine,
+            progress=progress_listener(),
+        )
+        states = store.status(run.id for run in experiment.runs())
+        if not options.no_report:
+            _show(experiment, store, page)
+    failed = [each for each in states.values() if each.state == FAILED]
+    if failed:
+        labels = sweep.run_labels(experiment)
+        print(f"normkit: {len(failed)} of {len(states)} runs failed:", file=sys.stderr)
+        for each in failed:
+            print(f"  {labels[each.run]}: {each.reason}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _check(experiment: Experiment) -> None:
+    """An error before anything trains, or nothing; a terminal shows what is being checked."""
+    try:
+        screen, markup = console(stderr=True), require("rich.markup", "cli", "The lab")
+    except MissingExtra:
+        checks.check(experiment)
+        return
+    with screen.status("Checking") as line:
+        checks.check(experiment, lambda text: line.update(markup.escape(text)))
+
+
+def _missing(experiment: Experiment, path: Path) -> Experiment:
+    """The experiment without the variants that are done: only the others need data and models."""
+    if not path.exists():
+        return experiment
+    with Reader(path) as store:
+        done = {run for run, each in store.status().items() if each.state == DONE}
+    kept = [
+        variant
+        for variant in experiment.variants
+        if any(run.id not in done for run in variant.runs(experiment.seeds))
+    ]
+    return dataclasses.replace(experiment, variants=tuple(kept))
+
+
+def _show(experiment: Experiment, store: Reader, page: Path) -> None:
+    """Write the page and print the verdicts; on a machine without the packages, say so."""
+    ids = [run.id for run in experiment.runs()]
+    results = store.results(ids)
+    failures = {run: each.reason for run, each in store.status(ids).items() if each.state == FAILED}
+    try:
+        comparisons = compare(experiment, results)
+        # before anything is printed: whoever reads our output may stop listening
+        write_report(experiment, results, comparisons, page, failures=failures)
+        screen = console()
+        screen.print()
+        print_verdicts(experiment, results, comparisons, screen)
+    except MissingExtra as error:
+        print(f"{len(results)} results are in {store.path}. {error}", file=sys.stderr)
+        return
+    screen.print(f"\nReport: {page.resolve()}", markup=False, soft_wrap=True)
