@@ -23,7 +23,7 @@ ORDER = (
     {"engine"},
     {"layers"},
     {"catalog"},
-    {"inspection"},
+    {"inspection", "reporting"},
     {"conversion", "diagnosis", "calibration", "distributed"},
     {"normkit"},
     {"integrations"},

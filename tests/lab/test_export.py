@@ -22,7 +22,7 @@ from normkit.errors import OptionError, UnknownName
 from normkit.lab.experiment import Experiment
 from normkit.lab.export import latex, write
 from normkit.lab.export.columns import fitting
-from normkit.lab.export.latex import escaped, label
+from normkit.lab.export.latex import escape_latex, latex_label
 from normkit.lab.statistics import compare
 
 MADE = sample.experiment()
@@ -246,15 +246,15 @@ def test_names_cannot_break_the_table(name: str) -> None:
 
 
 def test_escapes() -> None:
-    assert escaped("a_b") == r"a\_b"
-    assert escaped("\\") == r"\textbackslash{}"
-    assert escaped("γ < 1") == r"$\gamma$ \textless{} 1"
-    assert escaped("Ω Α λ") == r"$\Omega$ A $\lambda$"
-    assert escaped("a---b") == "a-{}-{}-b"
-    assert escaped("café, naïve, Łódź") == "café, naïve, Łódź"
-    assert escaped("a\n\tb\x00") == "a b"
-    assert escaped("日") == "{[}U+65E5{]}"
-    assert label("my exp_1/é") == "my-exp-1"
+    assert escape_latex("a_b") == r"a\_b"
+    assert escape_latex("\\") == r"\textbackslash{}"
+    assert escape_latex("γ < 1") == r"$\gamma$ \textless{} 1"
+    assert escape_latex("Ω Α λ") == r"$\Omega$ A $\lambda$"
+    assert escape_latex("a---b") == "a-{}-{}-b"
+    assert escape_latex("café, naïve, Łódź") == "café, naïve, Łódź"
+    assert escape_latex("a\n\tb\x00") == "a b"
+    assert escape_latex("日") == "{[}U+65E5{]}"
+    assert latex_label("my exp_1/é") == "my-exp-1"
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])

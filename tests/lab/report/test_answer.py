@@ -9,7 +9,7 @@ import pytest
 
 from lab.report import sample
 from normkit.lab.report.answer import Answer, answer, cautions
-from normkit.lab.report.scores import Board
+from normkit.lab.report.scores import Scoreboard
 from normkit.lab.results import Comparison
 
 ONE = sample.experiment(("bn", "bcn"), {"train.worker_batch": (2,)})
@@ -24,7 +24,7 @@ def comparison(**more: Any) -> Comparison:
 
 
 def said(*found: Comparison) -> Answer:
-    return answer(Board(ONE, FOUND), found)
+    return answer(Scoreboard(ONE, FOUND), found)
 
 
 def test_a_better_variant() -> None:
@@ -66,7 +66,7 @@ def test_divergences_are_part_of_the_sentence() -> None:
 def test_the_lead_is_the_largest_improvement() -> None:
     made = sample.experiment()
     found = sample.results(made)
-    whole = answer(Board(made, found), sample.comparisons(made, found))
+    whole = answer(Scoreboard(made, found), sample.comparisons(made, found))
     assert whole.lead.startswith("bcn is better than bn at 2 samples a worker: +")
     assert [title for title, _ in whole.groups] == [
         "At 2 samples a worker",
@@ -108,7 +108,7 @@ def test_a_baseline_that_diverged_is_an_answer() -> None:
     """It said that no seed was finished by both, and left it to the reader to find out why."""
     made = sample.experiment(("bn", "bcn", "gn"), {"train.worker_batch": (2,)}, seeds=2)
     lost = [("bn", 1), ("bn", 2), ("gn", 2)]
-    board = Board(made, sample.results(made, diverged=lost))
+    board = Scoreboard(made, sample.results(made, diverged=lost))
     found = answer(board, sample.comparisons(made, sample.results(made, diverged=lost)))
     assert found.lead == (
         "bn diverged, and nothing can be compared with it. Without a divergence: bcn."
@@ -122,7 +122,9 @@ def test_one_seed_says_what_a_verdict_needs() -> None:
     alone = comparison(verdict="not shown", pairs=1, low=float("nan"), high=float("nan"))
     assert said(alone).lead.endswith("1 seed; a verdict needs at least 2, better 5.")
     made = sample.experiment(("bn", "bcn"), {"train.worker_batch": (2,)}, seeds=1)
-    assert "1 seed: nothing can be shown" in " ".join(cautions(Board(made, sample.results(made))))
+    assert "1 seed: nothing can be shown" in " ".join(
+        cautions(Scoreboard(made, sample.results(made)))
+    )
 
 
 def test_many_cells_are_counted() -> None:
@@ -132,7 +134,7 @@ def test_many_cells_are_counted() -> None:
         replace(c, verdict="better" if c.variant == "gn" else "worse")
         for c in sample.comparisons(made, found)
     ]
-    whole = answer(Board(made, found), compared)
+    whole = answer(Scoreboard(made, found), compared)
     assert whole.groups == ()
     assert [(tally.name, dict(tally.counts)) for tally in whole.tallies] == [
         ("gn", {"better": 5, "worse": 0}),
@@ -144,7 +146,7 @@ def test_many_cells_are_counted() -> None:
 def test_error_that_falls_is_better() -> None:
     made = sample.experiment(("bn", "bcn"), {"train.worker_batch": (2,)}, metric="error")
     found = sample.results(made)
-    lead = answer(Board(made, found), sample.comparisons(made, found)).lead
+    lead = answer(Scoreboard(made, found), sample.comparisons(made, found)).lead
     assert lead.startswith("bcn is better than bn at 2 samples a worker: error ")
     assert "points lower" in lead
 
@@ -163,13 +165,13 @@ def test_an_interval_has_the_sign_of_its_difference(
     """It said "error 0.1 points higher, 95 % interval −2.3 to 4.8", with −2.3 for 2.3 higher."""
     made = replace(ONE, metric="error")
     one = comparison(verdict="not shown", difference=difference, low=low, high=high)
-    assert numbers in answer(Board(made, FOUND), [one]).lead
+    assert numbers in answer(Scoreboard(made, FOUND), [one]).lead
 
 
 def test_nothing_run_yet() -> None:
-    whole = answer(Board(ONE, {}), sample.comparisons(ONE, {}))
+    whole = answer(Scoreboard(ONE, {}), sample.comparisons(ONE, {}))
     assert whole.lead == "Nothing has been run yet, so there is no answer yet."
-    assert cautions(Board(ONE, {})) == []
+    assert cautions(Scoreboard(ONE, {})) == []
 
 
 def test_cautions_name_what_weakens_the_answer() -> None:
@@ -177,7 +179,7 @@ def test_cautions_name_what_weakens_the_answer() -> None:
     found = sample.results(made, diverged=[("bcn", 2)], left_out=[("bn", 3)])
     other = next(iter(found))
     found[other] = replace(found[other], environment={"torch": "2.10.0"})
-    text = " ".join(cautions(Board(made, found)))
+    text = " ".join(cautions(Scoreboard(made, found)))
     assert "1 of 6 runs are not finished" in text
     assert "bcn diverged: seed 2 at 2 samples a worker." in text
     assert "3 seeds: too few" in text
@@ -186,7 +188,7 @@ def test_cautions_name_what_weakens_the_answer() -> None:
 
 def test_cautions_say_what_failed() -> None:
     found = sample.results(ONE, left_out=[("bcn", 1), ("bcn", 2)])
-    board = Board(ONE, found)
+    board = Scoreboard(ONE, found)
     first, second = (ONE.variant("bcn", CELL).runs(ONE.seeds)[k].id for k in (0, 1))
     text = " ".join(cautions(board, (), {first: "out of memory", "of another experiment": "x"}))
     assert "2 of 10 runs are not finished, 1 of them failed: this is what can be said" in text
@@ -201,12 +203,12 @@ def test_ways_of_computing_are_no_other_environment() -> None:
         run: replace(result, environment={**result.environment, "side by side": str(k % 3)})
         for k, (run, result) in enumerate(FOUND.items())
     }
-    assert cautions(Board(ONE, found)) == []
+    assert cautions(Scoreboard(ONE, found)) == []
 
 
 def test_a_narrow_verdict_is_said_to_be_one() -> None:
     compared = sample.comparisons(ONE, FOUND)
-    board = Board(ONE, FOUND)
+    board = Scoreboard(ONE, FOUND)
     assert "narrowly" not in " ".join(cautions(board, [replace(c, low=0.1) for c in compared]))
     narrow = [replace(c, verdict="better", low=-0.01) for c in compared]
     assert "decided narrowly" in " ".join(cautions(board, narrow))

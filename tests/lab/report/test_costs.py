@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.report import sample
-from normkit.lab.report.figures import looks
-from normkit.lab.report.scores import Board
-from normkit.lab.report.tables import NEVER, REACHED, Cost, costs, heads
+from normkit.lab.report.figures import variant_styles
+from normkit.lab.report.scores import Scoreboard
+from normkit.lab.report.tables import NOT_REACHED, REACHED, CostRow, cost_heads, cost_rows
 from normkit.lab.results import Comparison
 
 MADE = sample.experiment(("bn", "ubn"), {"train.worker_batch": (2,)}, epochs=10)
 FOUND = sample.results(MADE)
 
 
-def rows(**more: float | int | None) -> dict[str, Cost]:
-    board = Board(MADE, FOUND)
+def rows(**more: float | int | None) -> dict[str, CostRow]:
+    board = Scoreboard(MADE, FOUND)
     compared: list[Comparison] = [replace(c, **more) for c in sample.comparisons(MADE, FOUND)]
-    found = costs(board, compared, looks(board.names()))
-    return {row.look.name: row for row in found}
+    found = cost_rows(board, compared, variant_styles(board.names()))
+    return {row.style.name: row for row in found}
 
 
-def reached(row: Cost) -> list[tuple[str, str]]:
+def reached(row: CostRow) -> list[tuple[str, str]]:
     return [(amount.text, amount.ratio) for amount in row.amounts[-len(REACHED) :]]
 
 
@@ -35,8 +35,8 @@ def test_the_baseline_has_its_own_end_to_compare_with() -> None:
 def test_never_is_an_answer() -> None:
     """Where nobody reached it, the columns were not there."""
     found = rows(epochs_to_baseline=None, seconds_to_baseline=None)
-    assert reached(found["ubn"]) == [(NEVER, ""), (NEVER, "")]
-    assert [name for _, name in heads(list(found.values()))][-2:] == list(REACHED)
+    assert reached(found["ubn"]) == [(NOT_REACHED, ""), (NOT_REACHED, "")]
+    assert [name for _, name in cost_heads(list(found.values()))][-2:] == list(REACHED)
 
 
 def test_without_a_pair_nothing_is_said() -> None:
@@ -46,6 +46,6 @@ def test_without_a_pair_nothing_is_said() -> None:
 
 def test_the_end_is_the_epoch_that_counts() -> None:
     early = {run: replace(each, selected=(3, 4)) for run, each in FOUND.items()}
-    board = Board(MADE, early)
-    base = costs(board, [], looks(board.names()))[0]
+    board = Scoreboard(MADE, early)
+    base = cost_rows(board, [], variant_styles(board.names()))[0]
     assert reached(base)[0] == ("4", "")

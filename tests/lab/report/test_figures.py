@@ -10,15 +10,22 @@ from dataclasses import replace
 import pytest
 
 from lab.report import sample
-from normkit.lab.report.curves import ENDED, curves, points_each, watched
-from normkit.lab.report.figures import Figure, Panel, View, looks, number, thinned
-from normkit.lab.report.score_charts import over_axes, paired, trade
-from normkit.lab.report.scores import Board
+from normkit.lab.report.curves import DIVERGED_SHOWN, learning_curves, points_each, watched_measures
+from normkit.lab.report.figures import (
+    Figure,
+    Panel,
+    View,
+    short_number,
+    thinned,
+    variant_styles,
+)
+from normkit.lab.report.score_charts import paired_differences, scores_over_axes, time_trade_off
+from normkit.lab.report.scores import Scoreboard
 
 MADE = sample.experiment(("bn", "bcn"))
 FOUND = sample.results(MADE, diverged=[("bcn", 4)])
-BOARD = Board(MADE, FOUND)
-LOOKS = looks(BOARD.names())
+BOARD = Scoreboard(MADE, FOUND)
+STYLES = variant_styles(BOARD.names())
 
 
 def marks(figure: Figure, view: int = 0, panel: int = 0) -> list[dict]:
@@ -26,7 +33,7 @@ def marks(figure: Figure, view: int = 0, panel: int = 0) -> list[dict]:
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_deviation() -> None:
-    line = next(m for m in marks(curves(BOARD, LOOKS)) if m["v"] == 0)
+    line = next(m for m in marks(learning_curves(BOARD, STYLES)) if m["v"] == 0)
     assert line["x"] == list(range(13))
     at_five = [
         100 * epoch.test_accuracy
@@ -46,12 +53,12 @@ def test_an_epoch_that_one_seed_lacks_is_left_out() -> None:
     epochs[5] = replace(epochs[5], test_accuracy=math.nan)
     del epochs[7]
     found = {**FOUND, run: replace(FOUND[run], epochs=tuple(epochs))}
-    line = next(m for m in marks(curves(Board(MADE, found), LOOKS)) if m["v"] == 0)
+    line = next(m for m in marks(learning_curves(Scoreboard(MADE, found), STYLES)) if m["v"] == 0)
     assert line["x"] == [0, 1, 2, 3, 4, 6, 8, 9, 10, 11, 12]
 
 
 def test_a_run_that_diverged_is_drawn_apart() -> None:
-    own = [m for m in marks(curves(BOARD, LOOKS)) if m["v"] == 1]
+    own = [m for m in marks(learning_curves(BOARD, STYLES)) if m["v"] == 1]
     assert [m["k"] for m in own] == ["line", "ended"]
     assert max(own[1]["x"]) == 4
     assert max(own[0]["x"]) == 12
@@ -59,12 +66,12 @@ def test_a_run_that_diverged_is_drawn_apart() -> None:
 
 def test_not_all_of_many_that_diverged_are_drawn() -> None:
     found = sample.results(MADE, diverged=[("bcn", seed) for seed in MADE.seeds])
-    own = [m for m in marks(curves(Board(MADE, found), LOOKS)) if m["v"] == 1]
-    assert [m["k"] for m in own] == ["ended"] * ENDED
+    own = [m for m in marks(learning_curves(Scoreboard(MADE, found), STYLES)) if m["v"] == 1]
+    assert [m["k"] for m in own] == ["ended"] * DIVERGED_SHOWN
 
 
 def test_what_was_not_measured_has_no_view() -> None:
-    titles = [view.title for view in curves(BOARD, LOOKS).kept().views]
+    titles = [view.title for view in learning_curves(BOARD, STYLES).without_empty().views]
     assert "Test accuracy (%)" in titles
     assert "Validation accuracy (%)" not in titles  # the sample has no validation set
 
@@ -79,7 +86,7 @@ def test_long_trainings_are_thinned() -> None:
 
 
 def test_paired_differences_are_those_of_the_seeds() -> None:
-    mark = marks(paired(BOARD, sample.comparisons(MADE, FOUND), LOOKS))[0]
+    mark = marks(paired_differences(BOARD, sample.comparisons(MADE, FOUND), STYLES))[0]
     ours, theirs = BOARD.get("bcn", MADE.cells()[0]), BOARD.baseline(MADE.cells()[0])
     seeds = [each[0] for each in mark["both"]]
     assert seeds == [1, 2, 3, 5]  # 4 diverged
@@ -90,7 +97,7 @@ def test_paired_differences_are_those_of_the_seeds() -> None:
 
 def test_differences_of_error_are_turned_round() -> None:
     made = replace(MADE, metric="error")
-    board = Board(made, FOUND)
+    board = Scoreboard(made, FOUND)
     mine = board.differences(board.get("bcn", made.cells()[0]))
     accuracy = BOARD.differences(BOARD.get("bcn", made.cells()[0]))
     for seed, difference in mine.items():
@@ -98,7 +105,7 @@ def test_differences_of_error_are_turned_round() -> None:
 
 
 def test_an_axis_of_batch_sizes_is_logarithmic() -> None:
-    figure = over_axes(BOARD, LOOKS)[0]
+    figure = scores_over_axes(BOARD, STYLES)[0]
     axis = figure.views[0].panels[0].layout["xaxis"]
     assert (axis["type"], axis["tickvals"]) == ("log", [2, 64])
     assert [m["x"] for m in marks(figure)] == [[2, 64], [2, 64]]
@@ -106,21 +113,21 @@ def test_an_axis_of_batch_sizes_is_logarithmic() -> None:
 
 def test_names_are_an_axis_where_there_are_no_numbers() -> None:
     made = sample.experiment(("bn", "gn"), {"model.name": ("timm:a", "timm:b")})
-    board = Board(made, sample.results(made))
-    figure = over_axes(board, LOOKS | looks(["bn", "gn"]))[0]
+    board = Scoreboard(made, sample.results(made))
+    figure = scores_over_axes(board, STYLES | variant_styles(["bn", "gn"]))[0]
     assert figure.views[0].panels[0].layout["xaxis"]["type"] == "category"
     assert marks(figure)[0]["x"] == ["a", "b"]
 
 
 def test_published_numbers_are_a_view_of_their_own() -> None:
     made = sample.published(MADE, ["bn"])
-    figure = over_axes(Board(made, FOUND), LOOKS)[0]
+    figure = scores_over_axes(Scoreboard(made, FOUND), STYLES)[0]
     assert {m["k"] for m in marks(figure, view=0)} == {"points"}
-    assert {m["k"] for m in marks(figure, view=1)} == {"points", "theirs"}
+    assert {m["k"] for m in marks(figure, view=1)} == {"points", "published"}
 
 
 def test_a_measure_of_layers_is_shown_over_depth() -> None:
-    figures = {figure.id: figure for figure in watched(BOARD, LOOKS)}
+    figures = {figure.id: figure for figure in watched_measures(BOARD, STYLES)}
     assert set(figures) == {"watched-condensation", "watched-esm_std"}
     depth = marks(figures["watched-esm_std"])[0]
     assert depth["x"] == list(range(1, 10))
@@ -144,26 +151,30 @@ def test_a_disturbance_is_shown_over_its_size() -> None:
         )
         for run, result in FOUND.items()
     }
-    figure = next(f for f in watched(Board(MADE, found), LOOKS) if f.id == "watched-disturbance")
+    figure = next(
+        f
+        for f in watched_measures(Scoreboard(MADE, found), STYLES)
+        if f.id == "watched-disturbance"
+    )
     assert marks(figure)[0]["x"] == [0, 0.1, 0.2, 0.3, 0.4, 0.5]
     assert marks(figure)[0]["y"] == values
     assert len(figure.views) == 1
 
 
 def test_time_against_score() -> None:
-    dots = marks(trade(BOARD, LOOKS))
+    dots = marks(time_trade_off(BOARD, STYLES))
     assert [m["x"] for m in dots] == [[2.4], [3.12]]
 
 
 def test_numbers_are_short_and_json_stays_json() -> None:
-    assert number(0.123456789) == 0.12346
-    assert json.dumps(number(12.0)) == "12"
-    assert number(math.nan) is None
-    assert number(math.inf) is None
+    assert short_number(0.123456789) == 0.12346
+    assert json.dumps(short_number(12.0)) == "12"
+    assert short_number(math.nan) is None
+    assert short_number(math.inf) is None
 
 
 def test_texts_of_charts_are_no_markup() -> None:
-    assert number("<b>&</b>") == "&lt;b&gt;&amp;&lt;/b&gt;"
+    assert short_number("<b>&</b>") == "&lt;b&gt;&amp;&lt;/b&gt;"
 
 
 def test_what_all_marks_share_is_said_once() -> None:
@@ -176,8 +187,8 @@ def test_what_all_marks_share_is_said_once() -> None:
 def test_empty_panels_and_views_are_left_out() -> None:
     full = Panel("full", ({"x": [1], "y": [1]},), {})
     figure = Figure("f", "", "", (View("a", (Panel("", (), {}),)), View("b", (full,))))
-    assert [view.title for view in figure.kept().views] == ["b"]
-    assert Figure("f", "", "", (View("a", ()),)).kept() is None
+    assert [view.title for view in figure.without_empty().views] == ["b"]
+    assert Figure("f", "", "", (View("a", ()),)).without_empty() is None
 
 
 def test_layers_without_a_measure_leave_no_gap() -> None:
@@ -192,7 +203,9 @@ def test_layers_without_a_measure_leave_no_gap() -> None:
         )
         for run, result in FOUND.items()
     }
-    (figure,) = (f for f in watched(Board(MADE, found), LOOKS) if f.id == "watched-esm_std")
+    (figure,) = (
+        f for f in watched_measures(Scoreboard(MADE, found), STYLES) if f.id == "watched-esm_std"
+    )
     depth = marks(figure)[0]
     assert depth["x"] == [2, 4]
     assert depth["y"] == [0.1, 0.2]
@@ -202,9 +215,9 @@ def test_few_epochs_have_whole_ticks() -> None:
     """There were ticks at 0.5 and 1.5 epochs."""
     for epochs, ticks in ((2, 1), (30, None)):
         made = sample.experiment(("bn", "bcn"), epochs=epochs)
-        board = Board(made, sample.results(made))
-        made_up = [curves(board, LOOKS), *watched(board, LOOKS)]
-        figures = [kept for figure in made_up if (kept := figure.kept()) is not None]
+        board = Scoreboard(made, sample.results(made))
+        made_up = [learning_curves(board, STYLES), *watched_measures(board, STYLES)]
+        figures = [kept for figure in made_up if (kept := figure.without_empty()) is not None]
         over = [p.layout for f in figures for v in f.views for p in v.panels]
         axes = [each["xaxis"] for each in over if each["xaxis"]["title"]["text"] == "epoch"]
         assert len(axes) > 4
@@ -212,12 +225,12 @@ def test_few_epochs_have_whole_ticks() -> None:
 
 
 def test_only_what_is_in_the_chart_is_explained() -> None:
-    assert "diverged" in curves(BOARD, LOOKS).about
+    assert "diverged" in learning_curves(BOARD, STYLES).about
     short = sample.experiment(("bn", "bcn"), epochs=3)
-    plain = curves(Board(short, sample.results(short)), LOOKS).about
+    plain = learning_curves(Scoreboard(short, sample.results(short)), STYLES).about
     assert "diverged" not in plain
     assert "double click" not in plain
-    assert "double click" in curves(BOARD, LOOKS).about
+    assert "double click" in learning_curves(BOARD, STYLES).about
 
 
 def test_a_variant_without_a_measure_is_named() -> None:
@@ -230,6 +243,8 @@ def test_a_variant_without_a_measure_is_named() -> None:
         else each
         for run, each in FOUND.items()
     }
-    figures = {figure.id: figure.about for figure in watched(Board(MADE, found), LOOKS)}
+    figures = {
+        figure.id: figure.about for figure in watched_measures(Scoreboard(MADE, found), STYLES)
+    }
     assert figures["watched-esm_std"].endswith("Nothing to measure: bcn.")
     assert "Nothing to measure" not in figures["watched-condensation"]

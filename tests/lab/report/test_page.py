@@ -204,7 +204,7 @@ def test_whatever_a_user_typed_is_text() -> None:
     assert EVIL in reader.text
     assert "49%{y}" not in text, "a name is no template"
     charts = json.loads(reader.scripts[0])
-    assert "<" not in json.dumps(charts["looks"])
+    assert "<" not in json.dumps(charts["styles"])
 
 
 def test_an_experiment_that_was_not_run_says_how_to_run_it() -> None:

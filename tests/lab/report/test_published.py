@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lab.report import sample
-from normkit.lab.report.figures import looks
-from normkit.lab.report.scores import Board
-from normkit.lab.report.tables import agreement, beside
+from normkit.lab.report.figures import variant_styles
+from normkit.lab.report.scores import Scoreboard
+from normkit.lab.report.tables import agreement, published_rows
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,14 @@ def test_agreement(theirs: float | None, verdict: str, agrees: str) -> None:
 def test_a_row_has_the_verdict_of_its_cell() -> None:
     made = sample.published(sample.experiment(("bn", "gn", "bgn")))
     found = sample.results(made)
-    board = Board(made, found)
+    board = Scoreboard(made, found)
     first = made.cells()[0]
     compared = [
         replace(c, verdict="worse" if (c.variant, c.cell) == ("gn", first) else "better")
         for c in sample.comparisons(made, found)
     ]
-    rows = beside(board, looks(board.names()), compared)
-    said = {(row.look.name, row.published.cell == first): row.agree for row in rows}
+    rows = published_rows(board, compared, variant_styles(board.names()))
+    said = {(row.style.name, row.published.cell == first): row.agree for row in rows}
     assert said["gn", True] == "no"
     assert said["gn", False] == said["bgn", True] == "yes"
     assert said["bn", True] == ""

@@ -6,17 +6,8 @@ import math
 
 import pytest
 
-from normkit.lab.report.words import (
-    NONE,
-    Metric,
-    cell_words,
-    counted,
-    duration,
-    listed,
-    probability,
-    size,
-    value_words,
-)
+from normkit.lab.report.words import Metric, cell_words, value_words
+from normkit.reporting.text import NONE, counted, duration, listed, memory, probability
 
 ACCURACY, ERROR, LOSS = Metric("accuracy"), Metric("error"), Metric("loss")
 
@@ -32,7 +23,7 @@ def test_what_is_not_known_is_a_dash(nothing: float | None) -> None:
     assert ACCURACY.plain(nothing) == NONE
     assert ACCURACY.spread(nothing, 0.1) == NONE
     assert ACCURACY.spread(0.5, nothing) == "50.00"
-    assert probability(nothing) == duration(nothing) == size(nothing) == NONE
+    assert probability(nothing) == duration(nothing) == memory(nothing) == NONE
 
 
 def test_a_difference_says_which_way_is_better() -> None:
@@ -81,9 +72,9 @@ def test_lists_and_counts() -> None:
 
 
 def test_sizes_and_times() -> None:
-    assert size(0) == "0 B"
-    assert size(3 * 2**20) == "3 MiB"
-    assert size(80 * 2**30) == "80 GiB"
+    assert memory(0) == "0 B"
+    assert memory(3 * 2**20) == "3 MiB"
+    assert memory(80 * 2**30) == "80 GiB"
     assert (duration(61), duration(600), duration(3600), duration(90000)) == (
         "61 s",
         "10 min",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from normkit import __version__
 from normkit.core.messages import counted
 from normkit.lab.experiment import Cell, Experiment
-from normkit.lab.report.scores import Arrangement, Board, Scores, arrange
+from normkit.lab.report.scores import Arrangement, Scoreboard, Scores, arrange
 from normkit.lab.report.words import Metric, cell_words
 from normkit.lab.results import Comparison, Result
 
@@ -29,79 +29,80 @@ def latex(
     those that never diverged. Without ``corrected`` the test is that of revisiting BN, which is
     not corrected for the number of comparisons.
     """
-    board = Board(experiment, results)
-    made = arrange(experiment.cells(), columns)
-    better = {(c.variant, c.cell) for c in comparisons if _is_better(c, corrected)}
+    board = Scoreboard(experiment, results)
+    table = arrange(experiment.cells(), columns)
+    better = {
+        (c.variant, c.cell)
+        for c in comparisons
+        if (c.verdict == "better" if corrected else c.p_better <= LEVEL)  # NaN is not
+    }
     metric = Metric(experiment.metric)
-    width = len(made.columns)
+    width = len(table.columns)
     lines = [
         f"% Made by normkit {__version__} from {counted(board.counts['finished'], 'result')}; "
         "needs \\usepackage{booktabs}.",
         r"\begin{table}[t]",
         r"  \centering",
         f"  \\caption{{{_caption(board, metric, corrected)}}}",
-        f"  \\label{{tab:{label(experiment.name)}}}",
+        f"  \\label{{tab:{latex_label(experiment.name)}}}",
         f"  \\begin{{tabular}}{{l{'c' * width}}}",
         r"    \toprule",
-        *_head(made, metric),
+        *_head(table, metric),
         r"    \midrule",
     ]
-    for place, group in enumerate(made.groups):
+    for place, group in enumerate(table.groups):
         if group:
             if place:
                 lines.append(r"    \midrule")
-            title = escaped(cell_words(group))
+            title = escape_latex(cell_words(group))
             lines.append(f"    \\multicolumn{{{width + 1}}}{{l}}{{\\emph{{{title}}}}} \\\\")
-        lines += _rows(board, made, group, better, metric)
+        lines += _rows(board, table, group, better, metric)
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
-def _is_better(c: Comparison, corrected: bool) -> bool:
-    return c.verdict == "better" if corrected else c.p_better <= LEVEL  # NaN is not
-
-
-def _caption(board: Board, metric: Metric, corrected: bool) -> str:
+def _caption(board: Scoreboard, metric: Metric, corrected: bool) -> str:
     experiment = board.experiment
     title = experiment.title or experiment.name
+    baseline = escape_latex(experiment.baseline)
     stop = "" if title.endswith((".", "?", "!")) else "."
     unfinished = any(len(scores.by_seed) < len(experiment.seeds) for scores in board)
     seeds = ("up to " if unfinished else "") + counted(len(experiment.seeds), "seed")
     rule = " after Holm's correction" if corrected else ", not corrected"
-    said = (
-        f"{escaped(title)}{stop} {escaped(metric.title)}, mean $\\pm$ standard deviation over "
-        f"{seeds}. Bold: significantly better than {escaped(experiment.baseline)} (one-sided "
+    caption = (
+        f"{escape_latex(title)}{stop} {escape_latex(metric.title)}, mean $\\pm$ standard deviation "
+        f"over {seeds}. Bold: significantly better than {baseline} (one-sided "
         f"paired $t$-test, $p \\le {LEVEL}${rule}). Underlined: best of its column."
     )
     if board.counts["diverged"]:
-        said += r" $^\dagger$: so many seeds diverged; the mean is over the others."
-    return said
+        caption += r" $^\dagger$: so many seeds diverged; the mean is over the others."
+    return caption
 
 
-def _head(made: Arrangement, metric: Metric) -> list[str]:
-    if made.axis is None:
-        return [f"    & {escaped(metric.title)} \\\\"]
-    width = len(made.columns)
+def _head(table: Arrangement, metric: Metric) -> list[str]:
+    if table.axis is None:
+        return [f"    & {escape_latex(metric.title)} \\\\"]
+    width = len(table.columns)
     return [
-        f"    & \\multicolumn{{{width}}}{{c}}{{{escaped(made.title)}}} \\\\",
+        f"    & \\multicolumn{{{width}}}{{c}}{{{escape_latex(table.title)}}} \\\\",
         f"    \\cmidrule(lr){{2-{width + 1}}}",
-        f"    & {' & '.join(map(escaped, made.heads()))} \\\\",
+        f"    & {' & '.join(map(escape_latex, table.heads()))} \\\\",
     ]
 
 
 def _rows(
-    board: Board,
-    made: Arrangement,
+    board: Scoreboard,
+    table: Arrangement,
     group: Cell,
     better: set[tuple[str, Cell]],
     metric: Metric,
 ) -> list[str]:
-    cells = [made.cell(group, column) for column in made.columns]
+    cells = [table.cell(group, column) for column in table.columns]
     best = {cell: _best(board, cell, metric) for cell in cells if cell is not None}
     rows = []
     for name in board.names():
-        found = [None if cell is None else board.get(name, cell) for cell in cells]
-        if any(scores is not None for scores in found):
+        row = [None if cell is None else board.get(name, cell) for cell in cells]
+        if any(scores is not None for scores in row):
             texts = [
                 "--"
                 if scores is None
@@ -111,13 +112,13 @@ def _rows(
                     bold=(name, scores.variant.cell) in better,
                     best=best[scores.variant.cell],
                 )
-                for scores in found
+                for scores in row
             ]
-            rows.append(f"    {escaped(name)} & {' & '.join(texts)} \\\\")
+            rows.append(f"    {escape_latex(name)} & {' & '.join(texts)} \\\\")
     return rows
 
 
-def _best(board: Board, cell: Cell, metric: Metric) -> str | None:
+def _best(board: Scoreboard, cell: Cell, metric: Metric) -> str | None:
     """The best mean of a column as it is printed, so that equal numbers are underlined alike."""
     means = [s.mean for s in board.in_cell(cell) if s.mean is not None and not s.diverged]
     if not means:
@@ -186,10 +187,10 @@ SIGNS = {
 LATIN = dict(zip("ΑΒΕΖΗΙΚΜΝΡΤΧ", "ABEZHIKMNPTX", strict=True))
 
 
-def escaped(text: str) -> str:
+def escape_latex(text: str) -> str:
     r"""For LaTeX with UTF-8; whatever it could not set is named by its code.
 
-    >>> print(escaped("50% of γ_1 & <b>"))
+    >>> print(escape_latex("50% of γ_1 & <b>"))
     50\% of $\gamma$\_1 \& \textless{}b\textgreater{}
     """
     plain = "".join(map(_character, " ".join(text.split())))
@@ -221,6 +222,6 @@ def _greek(name: str) -> str:
     return f"$\\{letter.capitalize() if words[1] == 'CAPITAL' else letter}$"
 
 
-def label(name: str) -> str:
+def latex_label(name: str) -> str:
     r"""A name for \label and \ref, where escapes are not allowed."""
     return "".join(one if one.isascii() and one.isalnum() else "-" for one in name).strip("-")

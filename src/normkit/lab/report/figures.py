@@ -1,16 +1,52 @@
-"""Figures as plain data: short enough for a page, and without any look of their own."""
+"""Figures as plain data for the page's script, and what a variant looks like in all of them.
+
+A figure has views (accuracy, loss, …), a view has panels (one for each cell), and a panel has
+marks. charts.js makes plotly's traces of them, in the colours of the page, which may be light or
+dark, and with the dash and the symbol of each variant: three ways to tell it apart, one of them
+without colours. Written as plotly's own JSON the figures would be ten times as large.
+"""
 
 from __future__ import annotations
 
 import html
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Mark = dict[str, Any]
 HEIGHT = 320  # pixels
 SIGNIFICANT = 5  # digits of the numbers in a page
+COLOURS = 8  # besides the grey of the baseline; style.css has them, for light and dark
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "star", "x")
+# the same dashes for SVG
+STROKES = {"solid": "none", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}
+
+
+@dataclass(frozen=True)
+class VariantStyle:
+    """The place of a variant in the key, and its marks."""
+
+    index: int
+    name: str
+    colour: int  # --v0 is the baseline's
+    dash: str
+    symbol: str
+
+    @property
+    def stroke(self) -> str:
+        return STROKES[self.dash]
+
+
+def variant_styles(names: Sequence[str]) -> dict[str, VariantStyle]:
+    """The baseline comes first in ``names``, and is grey."""
+    styles = {}
+    for index, name in enumerate(names):
+        turn, colour = divmod(index - 1, COLOURS) if index else (0, -1)
+        dash = "dash" if index == 0 else DASHES[(2 * turn) % len(DASHES)]
+        styles[name] = VariantStyle(index, name, colour + 1, dash, SYMBOLS[index % len(SYMBOLS)])
+    return styles
 
 
 @dataclass(frozen=True)
@@ -50,14 +86,14 @@ class Figure:
     about: str
     views: tuple[View, ...]
 
-    def kept(self) -> Figure | None:
+    def without_empty(self) -> Figure | None:
         """Without empty panels and views; None if nothing is left."""
         views = [
             View(view.title, tuple(panel for panel in view.panels if panel.marks))
             for view in self.views
         ]
         full = tuple(view for view in views if view.panels)
-        return Figure(self.id, self.title, self.about, full) if full else None
+        return replace(self, views=full) if full else None
 
     def plain(self) -> list[dict[str, Any]]:
         return [
@@ -68,40 +104,40 @@ class Figure:
 
 def mark(
     kind: str,
-    look: Look,
+    style: VariantStyle,
     x: Sequence[Any],
     y: Sequence[float | None],
     std: Sequence[float | None] | None = None,
     **more: Any,
 ) -> Mark:
-    """Values of a variant: a line with a band, points with bars, …; page.js has the kinds."""
-    made = {"k": kind, "v": look.place, "x": numbers(x), "y": numbers(y), **more}
+    """Values of a variant: a line with a band, points with bars, …; charts.js has the kinds."""
+    values = {"k": kind, "v": style.index, "x": short_numbers(x), "y": short_numbers(y), **more}
     if std is not None and any(std):
-        made["s"] = numbers([each or 0.0 for each in std])
-    return made
+        values["s"] = short_numbers([each or 0.0 for each in std])
+    return values
 
 
-def numbers(values: Sequence[Any]) -> list[Any]:
-    return [number(value) for value in values]
+def short_numbers(values: Sequence[Any]) -> list[Any]:
+    return [short_number(value) for value in values]
 
 
-def number(value: Any) -> Any:
+def short_number(value: Any) -> Any:
     """A number short enough for a page; what is not finite is a gap."""
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
         short = float(f"{value:.{SIGNIFICANT}g}")
         return int(short) if short.is_integer() and abs(short) < 1e15 else short
-    return said(value) if isinstance(value, str) else value
+    return plotly_text(value) if isinstance(value, str) else value
 
 
-def said(text: object) -> str:
+def plotly_text(text: object) -> str:
     """Text for a chart. Plotly reads some markup in texts; what users typed is none."""
     return html.escape(str(text), quote=False)
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    return {"title": {"text": said(title)}, **more}
+    return {"title": {"text": plotly_text(title)}, **more}
 
 
 def thinned(count: int, most: int) -> list[int]:
@@ -109,36 +145,3 @@ def thinned(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
-
-
-COLOURS = 8  # besides the grey of the baseline; page.css has them, for light and dark
-DASHES = ("solid", "dash", "dot", "dashdot")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "star", "x")
-# the same dashes for SVG
-STROKES = {"solid": "none", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}
-
-
-@dataclass(frozen=True)
-class Look:
-    """The place of a variant in the key, and its marks."""
-
-    place: int
-    name: str
-    colour: int  # --v0 is the baseline's
-    dash: str
-    symbol: str
-
-    @property
-    def stroke(self) -> str:
-        return STROKES[self.dash]
-
-
-def looks(names: Sequence[str]) -> dict[str, Look]:
-    """The baseline comes first in ``names``."""
-    made = {}
-    for place, name in enumerate(names):
-        turn, colour = divmod(place - 1, COLOURS) if place else (0, -1)
-        dash = "dash" if place == 0 else DASHES[(2 * turn) % len(DASHES)]
-        symbol = SYMBOLS[place % len(SYMBOLS)]
-        made[name] = Look(place, name, colour + 1, dash, symbol)
-    return made

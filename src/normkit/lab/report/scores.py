@@ -11,8 +11,12 @@ from typing import Any
 
 from normkit.errors import UnknownName, nearest
 from normkit.lab.experiment import Cell, Experiment, Run, Variant
-from normkit.lab.report.words import axis_words, known, value_words
+from normkit.lab.report.words import axis_words, value_words
 from normkit.lab.results import DIVERGED, DONE, Comparison, Result
+from normkit.reporting.text import is_finite
+
+VERDICTS = ("better", "worse", "equivalent", "not shown")  # as a reader wants them
+GridValues = tuple[tuple[Any, str], ...]  # value and word for each axis
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Scores:
     def by_seed(self) -> dict[int, float]:
         """The score of every seed that finished without diverging."""
         scores = {seed: result.score(self.metric) for seed, result in self.results.items()}
-        return {seed: score for seed, score in scores.items() if score is not None and known(score)}
+        return {seed: score for seed, score in scores.items() if is_finite(score)}
 
     @cached_property
     def diverged(self) -> list[int]:
@@ -52,17 +56,19 @@ class Scores:
         return deviation(list(self.by_seed.values()))
 
 
-class Board:
+class Scoreboard:
     """The scores of all variants in all cells."""
 
     def __init__(self, experiment: Experiment, results: Mapping[str, Result]) -> None:
         self.experiment = experiment
+        self.cells = experiment.cells()
+        self.axes = axes_of(self.cells)
         self._scores: dict[tuple[str, Cell], Scores] = {}
         for variant in experiment.variants:
             runs = {run.seed: run for run in variant.runs(experiment.seeds)}
-            found = {seed: results[run.id] for seed, run in runs.items() if run.id in results}
+            there = {seed: results[run.id] for seed, run in runs.items() if run.id in results}
             self._scores[variant.name, variant.cell] = Scores(
-                variant, experiment.metric, runs, found
+                variant, experiment.metric, runs, there
             )
 
     def __iter__(self) -> Iterator[Scores]:
@@ -81,8 +87,13 @@ class Board:
         return list(names)
 
     def in_cell(self, cell: Cell) -> list[Scores]:
-        found = (self.get(name, cell) for name in self.names())
-        return [scores for scores in found if scores is not None]
+        scores = (self.get(name, cell) for name in self.names())
+        return [each for each in scores if each is not None]
+
+    def grid_values(self, cell: Cell) -> GridValues:
+        """Where a cell is on the grid, for the columns of a table."""
+        values = dict(cell)
+        return tuple((values.get(axis), value_words(values.get(axis))) for axis in self.axes)
 
     def differences(self, scores: Scores) -> dict[int, float]:
         """By seed, against the baseline of the cell; positive is better."""
@@ -99,12 +110,15 @@ class Board:
         states: dict[str, str] = {}
         for scores in self:
             for seed, run in scores.runs.items():
-                lost = DIVERGED if seed in scores.diverged else DONE
-                states[run.id] = lost if seed in scores.results else "missing"
-        diverged = sum(state == DIVERGED for state in states.values())
-        missing = sum(state == "missing" for state in states.values())
-        finished = len(states) - missing
-        return {"all": len(states), "finished": finished, "diverged": diverged, "missing": missing}
+                state = DIVERGED if seed in scores.diverged else DONE
+                states[run.id] = state if seed in scores.results else "missing"
+        count = list(states.values()).count
+        return {
+            "all": len(states),
+            "finished": len(states) - count("missing"),
+            "diverged": count(DIVERGED),
+            "missing": count("missing"),
+        }
 
     def all_results(self) -> list[Result]:
         """Every result once, although two variants may share a run."""
@@ -120,9 +134,25 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def average(values: Sequence[float | None]) -> float | None:
-    """Mean of what is known; None where nothing is."""
-    found = [value for value in values if value is not None and known(value)]
-    return statistics.fmean(found) if found else None
+    """Mean of what is finite; None where nothing is."""
+    finite = [value for value in values if is_finite(value)]
+    return statistics.fmean(finite) if finite else None
+
+
+def ranked(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Better first, and within a verdict the largest difference first."""
+    return sorted(
+        comparisons,
+        key=lambda c: (
+            VERDICTS.index(c.verdict) if c.verdict in VERDICTS else len(VERDICTS),
+            -(c.difference if is_finite(c.difference) else -math.inf),
+        ),
+    )
+
+
+def verdict_of(c: Comparison) -> str:
+    """The verdict, or that there is none because no seed was left to compare."""
+    return DIVERGED if c.diverged and not c.pairs else c.verdict
 
 
 @dataclass(frozen=True)
@@ -147,6 +177,25 @@ class Arrangement:
         return [value_words(column) for column in self.columns]
 
 
+def arrange(cells: Sequence[Cell], columns: str | None = None) -> Arrangement:
+    """A table of the cells; across goes the axis of numbers that has the most values.
+
+    >>> table = arrange([(("model.name", "a"), ("train.batch", b)) for b in (2, 64)])
+    >>> table.axis, table.columns, table.groups
+    ('train.batch', (2, 64), ((('model.name', 'a'),),))
+    """
+    axes = axes_of(cells)
+    if columns is not None and columns not in axes:
+        raise UnknownName(f"The grid has no axis {columns!r}. {nearest(columns, axes)}")
+    if not axes:
+        return Arrangement(None, (None,), ((),), tuple(cells))
+    if columns is None:
+        numeric = [path for path, values in axes.items() if is_numeric(values)]
+        columns = max(numeric or axes, key=lambda path: len(axes[path]))
+    others = (tuple((path, value) for path, value in cell if path != columns) for cell in cells)
+    return Arrangement(columns, tuple(axes[columns]), tuple(dict.fromkeys(others)), tuple(cells))
+
+
 def axes_of(cells: Sequence[Cell]) -> dict[str, list[Any]]:
     """The axes of a grid with their values, in the order of the file."""
     axes: dict[str, list[Any]] = {}
@@ -160,46 +209,3 @@ def axes_of(cells: Sequence[Cell]) -> dict[str, list[Any]]:
 
 def is_numeric(values: Sequence[Any]) -> bool:
     return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
-
-
-def arrange(cells: Sequence[Cell], columns: str | None = None) -> Arrangement:
-    """A table of the cells; across goes the axis of numbers that has the most values.
-
-    >>> made = arrange([(("model.name", "a"), ("train.batch", b)) for b in (2, 64)])
-    >>> made.axis, made.columns, made.groups
-    ('train.batch', (2, 64), ((('model.name', 'a'),),))
-    """
-    axes = axes_of(cells)
-    if columns is not None and columns not in axes:
-        raise UnknownName(f"The grid has no axis {columns!r}. {nearest(columns, axes)}")
-    if not axes:
-        return Arrangement(None, (None,), ((),), tuple(cells))
-    if columns is None:
-        numeric = [path for path, values in axes.items() if is_numeric(values)]
-        columns = max(numeric or axes, key=lambda path: len(axes[path]))
-    groups = dict.fromkeys(without(cell, columns) for cell in cells)
-    return Arrangement(columns, tuple(axes[columns]), tuple(groups), tuple(cells))
-
-
-def without(cell: Cell, path: str) -> Cell:
-    return tuple((axis, value) for axis, value in cell if axis != path)
-
-
-ORDER = ("better", "worse", "equivalent", "not shown")
-
-
-def ranked(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Better first, and within a verdict the largest difference first."""
-    worst = float("-inf")
-    return sorted(
-        comparisons,
-        key=lambda c: (
-            ORDER.index(c.verdict) if c.verdict in ORDER else len(ORDER),
-            -(c.difference if known(c.difference) else worst),
-        ),
-    )
-
-
-def shown(c: Comparison) -> str:
-    """The verdict, or that there is none because the variant diverged."""
-    return DIVERGED if c.diverged and not c.pairs else c.verdict

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from normkit.core.messages import counted
+from normkit.core.optional_dependencies import require
 from normkit.lab.experiment import Experiment
 from normkit.lab.report import verdicts
 from normkit.lab.report.answer import answer, cautions
-from normkit.lab.report.figures import looks
-from normkit.lab.report.scores import Board
-from normkit.lab.report.words import NONE, Metric, known, probability
+from normkit.lab.report.figures import variant_styles
+from normkit.lab.report.scores import Scoreboard
+from normkit.lab.report.words import Metric
 from normkit.lab.results import Comparison, Result
-from normkit.models import require
+from normkit.reporting.text import NONE, is_finite, probability
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +42,7 @@ def print_verdicts(
     text = require("rich.text", "cli", WHAT).Text
     if console is None:
         console = require("rich.console", "cli", WHAT).Console(highlight=False)
-    board = Board(experiment, results)
+    board = Scoreboard(experiment, results)
     console.print(text(answer(board, comparisons).lead, style="bold"))
     if board.counts["finished"]:
         wide = console.width >= WIDE
@@ -61,30 +62,30 @@ def verdict_table(
 
     A narrow one has no p-values.
     """
-    rich = require("rich.table", "cli", WHAT)
+    rich_table = require("rich.table", "cli", WHAT)
     text = require("rich.text", "cli", WHAT).Text
     box = require("rich.box", "cli", WHAT)
-    board = Board(experiment, results)
+    board = Scoreboard(experiment, results)
     metric = Metric(experiment.metric)
-    made: Table = rich.Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table: Table = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     axes = verdicts.axis_heads(board)
     for axis in axes:
-        made.add_column(text(axis), justify="right", max_width=None if wide else 8)
-    made.add_column("variant", overflow="fold")
-    made.add_column(text(metric.title.lower()), justify="right", min_width=12)
-    made.add_column("difference" if wide else "diff.", justify="right", no_wrap=True)
-    made.add_column("95 % interval", justify="right", min_width=14)
+        table.add_column(text(axis), justify="right", max_width=None if wide else 8)
+    table.add_column("variant", overflow="fold")
+    table.add_column(text(metric.title.lower()), justify="right", min_width=12)
+    table.add_column("difference" if wide else "diff.", justify="right", no_wrap=True)
+    table.add_column("95 % interval", justify="right", min_width=14)
     if wide:
-        made.add_column("p (Holm)", justify="right", no_wrap=True)
-    made.add_column("seeds", justify="right")
-    made.add_column("verdict", min_width=11)
+        table.add_column("p (Holm)", justify="right", no_wrap=True)
+    table.add_column("seeds", justify="right")
+    table.add_column("verdict", min_width=11)
     last = None
-    for row in verdicts.rows(board, comparisons, looks(board.names())):
-        if last is not None and row.place != last:
-            made.add_section()
-        place = ["" if row.place == last else word for _, word in row.place]
-        last = row.place
-        cells = [*place, row.look.name, *_numbers(row, metric, wide)]
+    for row in verdicts.verdict_rows(board, comparisons, variant_styles(board.names())):
+        if last is not None and row.grid_values != last:
+            table.add_section()
+        place = ["" if row.grid_values == last else word for _, word in row.grid_values]
+        last = row.grid_values
+        cells = [*place, row.style.name, *_numbers(row, metric, wide)]
         style = "dim" if row.comparison is None else ""
         verdict = text(row.verdict, style=STYLES.get(row.verdict, ""))
         notes = [row.more] if row.more else []
@@ -93,17 +94,17 @@ def verdict_table(
             notes.append(counted(lost, "seed") if row.verdict == "diverged" else f"{lost} diverged")
         if notes:
             verdict.append(f" ({', '.join(notes)})", style="red" if lost else "dim")
-        made.add_row(*(text(cell, style=style) for cell in cells), verdict)
-    return made
+        table.add_row(*(text(cell, style=style) for cell in cells), verdict)
+    return table
 
 
-def _numbers(row: verdicts.Verdict, metric: Metric, wide: bool) -> list[str]:
+def _numbers(row: verdicts.VerdictRow, metric: Metric, wide: bool) -> list[str]:
     c = row.comparison
     score = metric.spread(row.scores.mean, row.scores.std)
     if c is None:
         return [score, "", "", *([""] if wide else []), str(len(row.scores.by_seed))]
-    better = known(c.difference) and c.difference >= 0
+    better = is_finite(c.difference) and c.difference >= 0
     p = probability(c.p_better_holm if better else c.p_worse_holm)
-    interval = f"{metric.plain(c.low)} to {metric.plain(c.high)}" if known(c.low) else NONE
+    interval = f"{metric.plain(c.low)} to {metric.plain(c.high)}" if is_finite(c.low) else NONE
     difference = metric.plain(c.difference, sign=True)
     return [score, difference, interval, *([p] if wide else []), str(c.pairs)]

@@ -1,17 +1,14 @@
-"""How numbers, scores, settings and points of the grid are written."""
+"""How settings, points of the grid, scores and differences are written."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
-from normkit.core.messages import counted as counted  # templates get this module
 from normkit.lab.experiment import Cell
 from normkit.lab.results import higher_is_better
-
-NONE = "–"
+from normkit.reporting.text import NONE, is_finite
 
 # paths of a setting, as one would say them: the name of an axis, and a value of it in a sentence
 AXES = {
@@ -25,11 +22,6 @@ AXES = {
     "model.name": ("model", "{}"),
     "norm.groups": ("groups", "{} groups"),
 }
-
-
-def known(value: float | None) -> TypeGuard[float]:
-    """Whether a number says anything: neither None nor NaN nor infinite."""
-    return value is not None and math.isfinite(value)
 
 
 def axis_words(path: str) -> str:
@@ -63,90 +55,27 @@ def cell_words(cell: Cell) -> str:
     >>> cell_words((("model.name", "timm:resnet50"), ("train.worker_batch", 2)))
     'resnet50, 2 samples a worker'
     """
-    return ", ".join(_said(path, value) for path, value in cell)
+    return ", ".join(_cell_word(path, value) for path, value in cell)
 
 
-def _said(path: str, value: Any) -> str:
+def _cell_word(path: str, value: Any) -> str:
     if path == "train.worker_batch" and value is None:
         return "the whole batch on one worker"
     pattern = AXES[path][1] if path in AXES else axis_words(path) + " {}"
     text = value_words(value)
-    return pattern.replace("{}", text) if text != "1" else _single(pattern)
-
-
-def _single(pattern: str) -> str:
     head, _, tail = pattern.partition("{} ")
-    first, _, rest = tail.partition(" ")
-    return f"{head}1 {first.removesuffix('s')} {rest}".strip() if tail else pattern.format(1)
+    if text == "1" and tail:  # one sample a worker
+        first, _, rest = tail.partition(" ")
+        return f"{head}1 {first.removesuffix('s')} {rest}".strip()
+    return pattern.replace("{}", text)
 
 
 def at(cell: Cell) -> str:
-    """at 2 samples a worker; for resnet18."""
+    """What stands behind a name: " at 2 samples a worker"; nothing without a grid."""
+    if not cell:
+        return ""
     named = any(isinstance(value, str) for _, value in cell)
-    return f"{'for' if named else 'at'} {cell_words(cell)}"
-
-
-def listed(names: Iterable[object], most: int = 8) -> str:
-    """a, b and c; with very many names the last ones are counted."""
-    texts = [str(name) for name in names]
-    if len(texts) > most:
-        texts = [*texts[: most - 1], f"{len(texts) - most + 1} more"]
-    return texts[0] if len(texts) == 1 else " and ".join([", ".join(texts[:-1]), *texts[-1:]])
-
-
-def rough(count: int) -> int:
-    """A guess, not more exact than it is.
-
-    >>> rough(12), rough(42), rough(193)
-    (12, 45, 200)
-    """
-    step = 1 if count <= 20 else 5 if count < 100 else 10 ** (len(str(count)) - 2)
-    return -(-count // step) * step
-
-
-def duration(seconds: float | None) -> str:
-    """
-    >>> duration(0.25), duration(42.1), duration(3750)
-    ('0.25 s', '42 s', '1 h 2 min')
-    """
-    if seconds is None or not known(seconds):
-        return NONE
-    if seconds < 9.95:
-        return f"{seconds:.2g} s"
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, rest = divmod(minutes, 60)
-    return f"{hours:,} h" + (f" {rest} min" if rest and hours < 24 else "")
-
-
-def size(count: float | None) -> str:
-    """Bytes, in units of 1024."""
-    if count is None or not known(count):
-        return NONE
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
-
-
-def probability(value: float | None) -> str:
-    """A p-value; small ones are not more exact than they are."""
-    if value is None or not known(value):
-        return NONE
-    if value < 0.001:
-        return "< 0.001"
-    return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
-
-
-def three(value: float | None) -> str:
-    """A number with three digits."""
-    if value is None or not known(value):
-        return NONE
-    return f"{value:.3g}".replace("-", "−") if abs(value) < 1000 else f"{value:,.0f}"
+    return f" {'for' if named else 'at'} {cell_words(cell)}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +105,7 @@ class Metric:
 
     def plain(self, value: float | None, digits: int | None = None, sign: bool = False) -> str:
         """The number alone, without its unit."""
-        if not known(value):
+        if not is_finite(value):
             return NONE
         digits = self.digits if digits is None else digits
         text = f"{self.scaled(value):{'+' if sign else ''}.{digits}f}"
@@ -186,13 +115,13 @@ class Metric:
 
     def spread(self, mean: float | None, std: float | None) -> str:
         """mean ± std."""
-        if not known(mean):
+        if not is_finite(mean):
             return NONE
-        return self.plain(mean) + (f" ± {self.plain(std)}" if known(std) else "")
+        return self.plain(mean) + (f" ± {self.plain(std)}" if is_finite(std) else "")
 
     def score(self, mean: float | None, std: float | None = None) -> str:
         """mean ± std, with the unit."""
-        return self.spread(mean, std) + (" %" if self.percent and known(mean) else "")
+        return self.spread(mean, std) + (" %" if self.percent and is_finite(mean) else "")
 
     def difference(self, value: float, low: float | None, high: float | None) -> str:
         """Positive is better, whatever the metric: said so where that is not plain."""
@@ -219,7 +148,7 @@ class Metric:
 
     def fitting(self, low: float | None, high: float | None) -> int:
         """Digits after the point: no more than the width of the interval gives meaning to."""
-        if not (known(low) and known(high)) or self.scaled(high - low) <= 0:
+        if not (is_finite(low) and is_finite(high)) or self.scaled(high - low) <= 0:
             return self.digits
         first = -math.floor(math.log10(self.scaled(high - low)))  # the place of its first digit
         return min(max(first + 1, 1), 6) if self.percent else min(max(first + 1, 2), 6)

@@ -16,7 +16,7 @@
 
   // A mark of a variant as plotly's traces; figures.py says what marks are.
   function traces(mark, panel) {
-    const [name, place, dash, symbol] = book.looks[mark.v];
+    const [name, place, dash, symbol] = book.styles[mark.v];
     const tone = (opacity) => colour("v" + place, opacity);
     const { y } = mark;
     const x = mark.x ?? panel.x;
@@ -47,7 +47,7 @@
         error_y: mark.s ? bars : undefined,
         hovertemplate: "%{customdata[0]}: " + value + spread + ", %{customdata[1]} seeds" + extra }];
     }
-    if (mark.k === "theirs") {
+    if (mark.k === "published") {
       return [{ ...base, mode: "lines+markers", line: { color: tone(0.7), width: 1.4, dash: "dot" },
         marker: { color: tone(), symbol: symbol + "-open", size: 9, line: { width: 1.5 } },
         hovertemplate: "%{x}: " + value + " published" + extra }];
