@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,13 @@ def test_the_page_loads_nothing_and_runs_nothing() -> None:
     assert "url(" not in text
     assert "@import" not in text
     assert not re.search(r"https?:", text)
+
+
+def test_it_needs_neither_plotly_nor_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    text = page(full())
+    assert any("script-src 'none'" in value for _, _, value in read(text).attributes)
+    assert len(text) < 100_000
 
 
 def test_whatever_a_user_gives_is_escaped() -> None:

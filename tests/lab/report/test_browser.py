@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from lab.report import sample
 from lab.report.browser import Browser, found
+from normkit.diagnosis.diagnose import diagnose
 from normkit.lab.report import report
 
 EVIL = "<script>window.stolen = 1</script>"
@@ -55,6 +58,25 @@ def test_it_loads_without_a_complaint_and_without_a_network(opened: Browser, usu
     assert opened.evaluate("document.documentElement.dataset.ready") == "yes"
     assert opened.console == []
     assert opened.asked_for == [usual.as_uri()]
+
+
+def test_the_page_of_a_diagnosis_has_the_same_style_and_no_script(
+    browser: Browser, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8))
+    path = tmp_path / "diagnosis.html"
+    diagnose(model, [torch.randn(16, 3, 6, 6)]).to_html(path)
+    browser.window(390, 844, phone=True)
+    browser.open(path)
+    assert browser.console == []
+    assert browser.asked_for == [path.as_uri()]
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
+    assert browser.evaluate("document.scripts.length") == 0
+    assert browser.evaluate("document.querySelectorAll('svg circle').length") > 0
+    colour = "getComputedStyle(document.querySelector('.bar')).backgroundColor"
+    light = browser.evaluate(colour)
+    browser.window(390, 844, phone=True, dark=True)
+    assert settled(lambda: browser.evaluate(colour) != light)
 
 
 def test_every_chart_is_drawn(opened: Browser) -> None:
