@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+import cases
 import normkit as nk
 from normkit import inspection
+from normkit.core.moments import Moments
 from normkit.engine.dispatch import use_backend
 from normkit.inspection.statistics import (
     MomentsAccumulator,
@@ -107,3 +109,20 @@ def test_the_stored_variance_is_unbiased_where_torch_has_it_so() -> None:
     keeper = NormStatistics("", nn.BatchNorm1d(3), "bn")
     found = keeper.stored(keeper.pooled(channel_moments(x), x))
     torch.testing.assert_close(found.var[0], x.var(0))
+
+
+@pytest.mark.parametrize("case", cases.every(), ids=cases.label)
+def test_what_is_put_is_read_for_every_layer(case: tuple[str, dict[str, object]]) -> None:
+    """And what a layer keeps of its input has as many entries as its buffers."""
+    layer = cases.build(case)
+    statistics = pooled_statistics_of(layer)
+    if statistics is None:
+        assert not any(name.startswith("running_") for name, _ in layer.named_buffers())
+        return
+    mean, var = torch.rand(2, 1, statistics.size, dtype=torch.float64) + 0.5
+    statistics.put(Moments(mean, var, 1))
+    again = statistics.read()
+    torch.testing.assert_close(again.mean, mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(again.var, var, rtol=1e-6, atol=1e-6)
+    x = torch.randn(6, cases.CHANNELS, 5, 4)
+    assert statistics.table(x).mean.shape == (6, statistics.size)

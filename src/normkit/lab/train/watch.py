@@ -13,6 +13,7 @@ from normkit.diagnosis.disturbance import DELTAS, first_of_blocks
 from normkit.diagnosis.measures import condensation, ws_gradient_decomposition
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import undisturbed
+from normkit.inspection.run import watch_inputs
 from normkit.lab.experiment import Watch
 from normkit.lab.models.variant import normalizes_input
 from normkit.lab.train.evaluate import accuracy, batch_size, loss_of
@@ -84,18 +85,13 @@ class EpochMeasures:
         """Of the norm that runs first; one before the network, on the images, does not count."""
         seen: list[Tensor] = []
 
-        def look(_: nn.Module, args: tuple[Any, ...]) -> None:
+        def look(x: Tensor) -> None:
             if not seen:
-                seen.append(condensation(args[0]))
+                seen.append(condensation(x))
 
-        sites = [site for site in survey(self.model) if not normalizes_input(site)]
-        hooks = [site.module.register_forward_pre_hook(look) for site in sites]
-        try:
-            with undisturbed(self.model):
-                self.model(self._fixed_batch()[0])
-        finally:
-            for hook in hooks:
-                hook.remove()
+        norms = [s.module for s in survey(self.model) if not normalizes_input(s)]
+        with undisturbed(self.model), watch_inputs(dict.fromkeys(norms, look)):
+            self.model(self._fixed_batch()[0])
         return seen[0].item() if seen else None
 
     def _in_training(self, wanted: list[str]) -> dict[str, list[float | None]]:
