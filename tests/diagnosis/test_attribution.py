@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import normkit as nk
 from normkit.diagnosis import attribute_gap
-from normkit.diagnosis.gap import GapAttribution, Losses, share_out
+from normkit.diagnosis.attribution import GapAttribution, Losses, share_out
 from normkit.errors import NormkitError, NothingToDo, OptionError, ShapeError
 
 WAYS = [("esm", "prefix"), ("swap", "prefix"), ("swap", "to_batch"), ("swap", "to_running")]

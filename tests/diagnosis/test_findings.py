@@ -10,17 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
-from normkit.diagnosis.batches import NO_TARGET, Batch, read_batch
 from normkit.diagnosis.diagnose import diagnose
 from normkit.diagnosis.findings import KINDS, SEVERITIES, bounds, examine, gather
-from normkit.diagnosis.findings.data import chance_of, data_of
+from normkit.diagnosis.findings.data import chance_of, data_of, halved, mixed
 from normkit.diagnosis.findings.evidence import Gap
-from normkit.diagnosis.findings.finding import listed, named, places, rank_of
-from normkit.diagnosis.findings.inputs import common_factor
-from normkit.diagnosis.findings.known import Known
-from normkit.diagnosis.findings.layer import Layer
-from normkit.diagnosis.findings.mixing import halved, mixed
+from normkit.diagnosis.findings.finding import Known, listed, named, places, rank_of
+from normkit.diagnosis.findings.norm import Layer
+from normkit.diagnosis.findings.shift import common_factor
 from normkit.diagnosis.measures import output_error
+from normkit.diagnosis.observe.passes import NO_TARGET, Batch, read_batch
 from normkit.errors import OptionError
 from normkit.layers import UBN
 

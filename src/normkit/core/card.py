@@ -33,5 +33,7 @@ class Card:
     """Training batches must be multiples of ``batch_multiple`` samples."""
     normalizes_input: bool = False
     """It stands before the network and belongs to its data: conversions of a network leave it."""
+    cures: tuple[str, ...] = ()
+    """Kinds of findings for which diagnosis advises to convert to this layer."""
     experimental: bool = False
     """A reconstruction: the special cases are tested, the published results are not claimed."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.diagnosis.batches import Batch, Loss, each_batch
-from normkit.diagnosis.gap import GapAttribution, Losses, share_out
 from normkit.diagnosis.measures import output_error
-from normkit.diagnosis.measures.shift import wide
+from normkit.diagnosis.measures.statistics import wide
 from normkit.diagnosis.observe.collect import norms_of
 from normkit.diagnosis.observe.norm_record import NormRecord
-from normkit.diagnosis.switching import losses_of
+from normkit.diagnosis.observe.passes import Batch, Loss, each_batch, losses_of
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import Site
 from normkit.inspection.calling import Forward
@@ -63,13 +63,13 @@ def attribute_gap(
     sites = _switchable(norms_of(model, where))
     kept = list(each_batch(batches, model, max_batches, forward))
     ordered = _in_order(model, sites, kept[:1])
-    measure = _Measure(model, kept, loss, progress)
+    measure = _LossMeter(model, kept, loss, progress)
     if method == "esm":
         return _by_shift(measure, ordered)
     return _by_swaps(measure, ordered, swap)
 
 
-class _Measure:
+class _LossMeter:
     """The losses of all batches for a choice of norms that use batch statistics."""
 
     def __init__(
@@ -119,7 +119,7 @@ def _in_order(model: nn.Module, sites: list[Site], batches: Sequence[Batch]) -> 
     return list(order.values())
 
 
-def _by_swaps(measure: _Measure, sites: list[Site], swap: str) -> GapAttribution:
+def _by_swaps(measure: _LossMeter, sites: list[Site], swap: str) -> GapAttribution:
     total = len(sites)
     measure.total = 1 + total if swap == "prefix" else 2 + total
     running = measure(())
@@ -143,7 +143,7 @@ def _by_swaps(measure: _Measure, sites: list[Site], swap: str) -> GapAttribution
     return GapAttribution(batch, running, shares, contributions, "swap", swap)
 
 
-def _by_shift(measure: _Measure, sites: list[Site]) -> GapAttribution:
+def _by_shift(measure: _LossMeter, sites: list[Site]) -> GapAttribution:
     running = measure(())
     watches = [NormRecord(site, None, frozenset(), 0) for site in sites]
     with ExitStack() as stack:
@@ -173,3 +173,120 @@ def _error(watch: NormRecord) -> float:
         return float(error.mean())
     square = wide(weight).square()
     return float((error * square).sum() / square.sum()) if square.sum() > 0 else 0.0
+
+
+SHOWN = 5  # layers
+TINY = 1e-3  # part of the loss that is not worth a word
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The loss of each batch, and how many samples it had."""
+
+    values: tuple[float, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        """Over all samples; infinite if a batch has no finite loss."""
+        total = sum(v * n for v, n in zip(self.values, self.sizes, strict=True))
+        mean = total / sum(self.sizes)
+        return math.inf if math.isnan(mean) else mean
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean, from how much the batches differ; NaN for a single batch."""
+        n = len(self.values)
+        if n < 2 or not all(map(math.isfinite, self.values)):
+            return math.nan
+        weights = [size / sum(self.sizes) for size in self.sizes]
+        square = sum((w * (v - self.mean)) ** 2 for w, v in zip(weights, self.values, strict=True))
+        return math.sqrt(square * n / (n - 1))
+
+    def __sub__(self, other: Losses) -> Losses:
+        pairs = zip(self.values, other.values, strict=True)
+        return Losses(tuple(_less(a, b) for a, b in pairs), self.sizes)
+
+
+def _less(a: float, b: float) -> float:
+    """a − b, where NaN is as bad as infinite, and two infinite losses are equally bad."""
+    a, b = (math.inf if math.isnan(v) else v for v in (a, b))
+    return 0.0 if a == b else a - b
+
+
+@dataclass(frozen=True, eq=False)
+class GapAttribution:
+    """How much of the gap between eval and train mode enters at which norm. ``print`` it.
+
+    ``shares`` by path, the largest first: 0.82 is 82 % of the gap. A negative share makes the gap
+    smaller. ``contributions`` are the same in units of the loss.
+    """
+
+    batch: Losses  # with batch statistics, as in train mode
+    running: Losses  # with running statistics, as in eval mode
+    shares: dict[str, float]
+    contributions: dict[str, float]
+    method: str
+    swap: str | None = None
+
+    def __post_init__(self) -> None:
+        ranked = sorted(self.shares, key=lambda path: -self.shares[path])
+        for name in ("shares", "contributions"):
+            found = getattr(self, name)
+            object.__setattr__(self, name, {path: found[path] for path in ranked})
+
+    @property
+    def train_loss(self) -> float:
+        return self.batch.mean
+
+    @property
+    def eval_loss(self) -> float:
+        return self.running.mean
+
+    @property
+    def gap(self) -> float:
+        """eval_loss − train_loss."""
+        return (self.running - self.batch).mean
+
+    @property
+    def standard_error(self) -> float:
+        """Of the gap, from how much it differs between batches; NaN for a single batch."""
+        return (self.running - self.batch).standard_error
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether eval mode is worse by more than two standard errors, and more than rounding."""
+        error = self.standard_error
+        return self.gap > max(TINY * abs(self.train_loss), 0.0 if math.isnan(error) else 2 * error)
+
+    @property
+    def worst(self) -> str:
+        """The norm with the largest share."""
+        return next(iter(self.shares))
+
+    def __str__(self) -> str:
+        count, samples = len(self.batch.sizes), sum(self.batch.sizes)
+        batches = "1 batch" if count == 1 else f"{count} batches"
+        said = [
+            f"The loss is {self.train_loss:.4g} with batch statistics and {self.eval_loss:.4g} "
+            f"with running ones: a gap of {self.gap:.4g} ({batches}, {samples} samples)."
+        ]
+        if not self.is_gap:
+            return f"{said[0]}\nThat is no gap worth attributing."
+        for path, share in list(self.shares.items())[:SHOWN]:
+            share = round(share, 2) + 0.0  # no −0 %
+            said.append(f"{share:>7.0%} of the gap enters at {path or 'the model itself'}")
+        if len(self.shares) > SHOWN:
+            rest = sum(list(self.shares.values())[SHOWN:])
+            said.append(f"{rest:>7.0%} at {len(self.shares) - SHOWN} others")
+        if self.method == "esm":
+            said.append('Judged by estimation shift; method="swap" measures the loss.')
+        return "\n".join(said)
+
+
+def share_out(contributions: Mapping[str, float], gap: float) -> dict[str, float]:
+    """Contributions as shares of the gap; of an infinite one only infinite parts count."""
+    if math.isfinite(gap):
+        return {path: c / gap if gap else 0.0 for path, c in contributions.items()}
+    infinite = [path for path, c in contributions.items() if c == gap]
+    return {path: 1 / len(infinite) if path in infinite else 0.0 for path in contributions}

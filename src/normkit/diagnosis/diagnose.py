@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from normkit.diagnosis.attribution import METHODS, attribute_gap
-from normkit.diagnosis.batches import Loss
+from normkit.diagnosis.attribution import METHODS, GapAttribution, attribute_gap
 from normkit.diagnosis.diagnosis import Diagnosis, LayerNumbers
 from normkit.diagnosis.findings import examine, gather
-from normkit.diagnosis.findings.evidence import Evidence, State
+from normkit.diagnosis.findings.evidence import Evidence, State, as_given
 from normkit.diagnosis.findings.finding import Undecided
-from normkit.diagnosis.findings.gathering import as_given
-from normkit.diagnosis.findings.layer import Layer
-from normkit.diagnosis.gap import GapAttribution
+from normkit.diagnosis.findings.norm import NormEvidence
+from normkit.diagnosis.observe.passes import Loss
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection.calling import Forward
 
@@ -137,7 +135,7 @@ def _undecided(evidence: Evidence) -> tuple[Undecided, ...]:
     return tuple(found)
 
 
-def _numbers(layer: Layer, evidence: Evidence) -> LayerNumbers:
+def _numbers(layer: NormEvidence, evidence: Evidence) -> LayerNumbers:
     """The table of measures, and the numbers that findings are made of."""
     numbers = {} if evidence.measured is None else evidence.measured.by_measure(layer.path)
     numbers.pop("output_error", None)  # as a square, and in eval mode; here as its root, twice

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.core.messages import counted
+from normkit.diagnosis.attribution import GapAttribution
 from normkit.diagnosis.findings.finding import (
     SEVERITIES,
     Finding,
@@ -19,7 +20,6 @@ from normkit.diagnosis.findings.finding import (
     plural,
     rank_of,
 )
-from normkit.diagnosis.gap import GapAttribution
 
 WIDTH = 96
 
@@ -149,7 +149,7 @@ class Diagnosis:
 
 
 def _in_words(number: int, finding: Finding) -> list[str]:
-    from normkit.diagnosis.findings.examining import KINDS
+    from normkit.diagnosis.findings.examine import KINDS
 
     title = KINDS[finding.kind].title if finding.kind in KINDS else finding.kind
     place = f" at {named(finding.path)}" if finding.path else ""

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.batches import Loss, each_batch
 from normkit.diagnosis.observe.collect import norms_of
-from normkit.diagnosis.switching import losses_of
+from normkit.diagnosis.observe.passes import Loss, each_batch, losses_of
 from normkit.errors import NothingToDo, OptionError
 from normkit.inspection.calling import Forward
 from normkit.inspection.keeping import reader_of

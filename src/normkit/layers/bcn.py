@@ -238,9 +238,8 @@ class BCN(BatchNormalizer):
 
     # ---------------------------------------------------------------- for diagnosis
 
-    @property
-    def follows_learning_rate(self) -> bool:  # type: ignore[override]
-        return self.micro
+    def followed_rate(self) -> float | None:
+        return float(self.rate) if self.micro else None
 
     def pools_samples(self) -> bool:
         return not self.micro

@@ -49,6 +49,7 @@ class BN(BatchNormalizer):
         paper="Ioffe & Szegedy 2015; Davis & Frank 2021 (revisiting-bn) for scale_init, a1, a2",
         pools_samples=True,
         exact_from_bn=True,
+        cures=("double-update", "frozen-at-start"),
     )
     shares_map = True
     inner_weight: Tensor | None

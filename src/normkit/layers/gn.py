@@ -41,7 +41,13 @@ class GN(Normalizer):
     True
     """
 
-    card = Card(name="gn", title="Group Normalization", paper="Wu & He 2018", same_in_eval=True)
+    card = Card(
+        name="gn",
+        title="Group Normalization",
+        paper="Wu & He 2018",
+        same_in_eval=True,
+        cures=("tiny-batch", "tiny-groups", "batch-dependent-eval", "shared-statistics"),
+    )
 
     def __init__(
         self,

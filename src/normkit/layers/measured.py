@@ -34,8 +34,6 @@ class Measured:
     """Whether its statistics never change, in train mode either."""
     reads_each_sample: ClassVar[bool] = False
     """Whether means of each sample enter its map, beside the statistics."""
-    follows_learning_rate: bool = False
-    """Whether its estimates move at the learning rate, in place of a momentum."""
 
     # ---------------------------------------------------------------- statistics and channels
 
@@ -103,6 +101,13 @@ class Measured:
     def pools_samples(self) -> bool:
         """Whether samples share statistics in training."""
         return False
+
+    def followed_rate(self) -> float | None:
+        """The rate at which its estimates move; None if they do not follow the learning rate.
+
+        NaN as long as it is not known.
+        """
+        return None
 
     def affine_at_start(self) -> bool:
         """Whether γ and β, if any, are what a new layer has: then it was never trained.

@@ -77,6 +77,7 @@ class UBN(BatchNormalizer):
         family=False,
         pools_samples=True,
         exact_from_bn=True,
+        cures=("condensed-features",),
     )
     reads_each_sample = True
     counts_what_it_blends = False  # a batch that meets a frozen layer is counted as well

@@ -1,17 +1,31 @@
-"""Buffers that hold what no statistics can be."""
+"""What running statistics hold that cannot be right: in one model, or in several copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from normkit.core.messages import counted
-from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, listed, named, places
-from normkit.diagnosis.findings.known import Known
-from normkit.diagnosis.findings.layer import Layer
-from normkit.diagnosis.findings.norm_facts import finite
+from normkit.core.moments import Moments
+from normkit.diagnosis.findings.evidence import Evidence, State
+from normkit.diagnosis.findings.finding import (
+    FITS,
+    OFF,
+    SURE,
+    WRONG,
+    EarlierFindings,
+    Finding,
+    Kind,
+    averaged_batches,
+    listed,
+    named,
+    places,
+    sampling_error,
+)
+from normkit.diagnosis.findings.norm import NormEvidence, finite
+from normkit.inspection.keeping import reader_of
 
 POISONED = Kind(
     "poisoned-statistics",
@@ -44,42 +58,63 @@ LEFT_OUT = Kind(
     "done to them. But activations overflow in training, and weights may be next.",
     "pytorch#88474",
 )
+EMA = Kind(
+    "ema-without-buffers",
+    "Averaged weights with statistics that are not theirs",
+    "A moving average of parameters() leaves buffers where they were. The averaged weights make "
+    "other activations than those the statistics were taken from.",
+    "timm#224, ignite#2590, mean-teacher#9, ema-pytorch#29",
+    spoils=True,
+)
+RANKS = Kind(
+    "rank-disagreement",
+    "Processes have different running statistics",
+    "Each process tracks the statistics of its own data, and only those of rank 0 are saved. Where "
+    "the data differ between processes, the saved ones are not those of all data.",
+    "vedaseg#21, mmdetection#3621, fvcore#152",
+)
+DIVERGED = Kind(
+    "rank-weights-differ",
+    "Processes have different weights",
+    "Data-parallel processes must have equal weights. They were not synchronized, and the model "
+    "that is saved is one of several.",
+    "pytorch#22095, libreyolo#531",
+)
 
 
-def poisoned(evidence: Evidence, known: Known) -> Iterator[Finding]:
-    all_of = [x for x in evidence.layers if x.path not in known.spoiled]
+def nonfinite_statistics(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    all_of = [x for x in evidence.layers if x.path not in earlier.spoiled]
     layers = [x for x in all_of if not finite(x.buffer("running_mean"))]
     layers += [x for x in all_of if not finite(x.buffer(x.second)) and x not in layers]
     if layers:
-        paths = [layer.path for layer in layers]
         channels = sum(map(_poisoned_channels, layers))
-        yield POISONED.found(
+        yield POISONED.finding(
             "serious",
-            paths,
+            layers,
             f"Running statistics are infinite or NaN in {counted(channels, 'channel')} of "
-            f"{places(paths)}.",
+            f"{places(layers)}.",
             remedy=evidence.calibrating,
             channels=channels,
             layers=len(layers),
         )
 
 
-def _poisoned_channels(layer: Layer) -> int:
+def _poisoned_channels(layer: NormEvidence) -> int:
     found = [layer.buffer("running_mean"), layer.buffer(layer.second)]
     bad = [~torch.isfinite(each) for each in found if each is not None]
     return int(torch.stack(bad).any(0).sum()) if bad else 0
 
 
-def negative(evidence: Evidence, known: Known) -> Iterator[Finding]:
+def negative_variance(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     lowest = {
         layer.path: float(layer.kept.var.min())
         for layer in evidence.running()
-        if layer.path not in known.spoiled and layer.kept is not None
+        if layer.path not in earlier.spoiled and layer.kept is not None
     }
     below = {path: value for path, value in lowest.items() if value < -1e-6}
     if below:
         worst = min(below, key=lambda path: below[path])
-        yield NEGATIVE.found(
+        yield NEGATIVE.finding(
             "serious",
             list(below),
             f"The running variance of {named(worst)} goes down to {below[worst]:.3g}.",
@@ -90,25 +125,24 @@ def negative(evidence: Evidence, known: Known) -> Iterator[Finding]:
         )
 
 
-def narrow(evidence: Evidence, known: Known) -> Iterator[Finding]:
+def narrow_types(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     means = {layer: layer.buffer("running_mean") for layer in evidence.layers if layer.kept}
     kinds = {layer: mean.dtype for layer, mean in means.items() if mean is not None}
     layers = [x for x, kind in kinds.items() if kind in (torch.float16, torch.bfloat16)]
     if not layers:
         return
-    paths = [layer.path for layer in layers]
     kind = kinds[layers[0]]
     momentum = layers[0].momentum or 0.1
     lost = torch.finfo(kind).eps / 2 / momentum
     moving = evidence.model.training and any(layer.learns for layer in layers)
     name = str(kind).removeprefix("torch.")
-    yield NARROW.found(
+    yield NARROW.finding(
         "warning" if moving else "note",
-        paths,
-        f"The statistics of {places(paths)} are {name}: a change below {lost:.1%} is lost"
+        layers,
+        f"The statistics of {places(layers)} are {name}: a change below {lost:.1%} is lost"
         + ("." if moving else ", which matters if the model is trained further."),
-        remedy=f"[model.get_submodule(path).float() for path in {listed([*paths])}]"
-        if len(paths) > 1
+        remedy=f"[model.get_submodule(path).float() for path in {listed(layers)}]"
+        if len(layers) > 1
         else f"{layers[0].code}.float()",
         dtype=name,
         lost_below=lost,
@@ -116,12 +150,12 @@ def narrow(evidence: Evidence, known: Known) -> Iterator[Finding]:
     )
 
 
-def left_out(evidence: Evidence, known: Known) -> Iterator[Finding]:
+def nonfinite_batches(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     counts = {layer.path: layer.buffer("nonfinite_batches") for layer in evidence.layers}
     bad = {path: int(count) for path, count in counts.items() if count is not None and int(count)}
     if bad:
         worst = max(bad, key=lambda path: bad[path])
-        yield LEFT_OUT.found(
+        yield LEFT_OUT.finding(
             "warning",
             list(bad),
             f"{named(worst)} has left out {counted(bad[worst], 'batch')} with statistics that were "
@@ -133,5 +167,128 @@ def left_out(evidence: Evidence, known: Known) -> Iterator[Finding]:
         )
 
 
-EXAMINERS = (poisoned, negative, narrow, left_out)
-KINDS = (POISONED, NEGATIVE, NARROW, LEFT_OUT)
+def moving_average(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    live = evidence.ema_of
+    if live is None:
+        return
+    off = []
+    for layer in evidence.running():
+        theirs = statistics_in(live, layer)
+        if (
+            layer.path in earlier.spoiled
+            or not layer.learns
+            or theirs is None
+            or layer.kept is None
+        ):
+            continue
+        wrong = layer.at_start or not layer.fits(OFF)
+        if wrong and layer.distance(layer.kept, theirs) > FITS:
+            off.append(layer)
+    if off:
+        worst = max(off, key=lambda layer: layer.error)
+        yield EMA.finding(
+            evidence.severity(off),
+            off,
+            f"The statistics of {places(off)} are neither those of the live "
+            f"model nor of the averaged weights: the output of {named(worst.path)} is off by "
+            f"{worst.error:.2f}. It has counted {worst.count} batches, the live model "
+            f"{_count(live, worst)}.",
+            worst=worst,
+            remedy=evidence.calibrating,
+            output_error=worst.error,
+            batches=worst.count,
+            batches_live=_count(live, worst),
+            layers=len(off),
+        )
+
+
+def rank_disagreement(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    if len(evidence.ranks) < 2:
+        return
+    if names := _different_weights(evidence):
+        yield DIVERGED.finding(
+            "serious",
+            [],
+            f"The weights of {counted(len(names), 'parameter')} differ between the "
+            f"{len(evidence.ranks)} ranks, first in {names[0]}.",
+            remedy="model.load_state_dict(ranks[0])"
+            "  # in all processes, and train on in DistributedDataParallel",
+            parameters=len(names),
+        )
+    far: dict[NormEvidence, tuple[float, float]] = {}
+    for layer in evidence.running():
+        each = [statistics_in(state, layer) for state in evidence.ranks]
+        there = [x for x in each if x is not None]
+        if layer.frozen or len(there) < 2:
+            continue
+        found, bound = _disagreement(layer, there), _by_chance(layer)
+        if found > bound:
+            far[layer] = found, bound
+    if far:
+        worst = max(far, key=lambda layer: far[layer][0])
+        found, bound = far[worst]
+        yield RANKS.finding(
+            "serious" if found >= WRONG else "warning",
+            list(far),
+            f"The statistics of {named(worst.path)} differ between {len(evidence.ranks)} ranks: "
+            f"used for what all ranks see, those of one put the output off by {found:.2f}.",
+            worst=worst,
+            remedy=f"{evidence.calibrating}  # in one process, for all",
+            disagreement=found,
+            by_chance=bound,
+            ranks=len(evidence.ranks),
+            layers=len(far),
+        )
+
+
+def statistics_in(state: State, layer: NormEvidence) -> Moments | None:
+    """The running statistics of a layer in a state_dict, as mean and variance (1, K)."""
+    mean = state_value(state, f"{layer.prefix}running_mean")
+    second = state_value(state, f"{layer.prefix}{layer.second}")
+    if mean is None or second is None or layer.kept is None:
+        return None
+    reader = reader_of(layer.norm)
+    assert reader is not None
+    device = layer.kept.mean.device
+    var = reader.as_variance(mean, second)
+    return Moments(mean[None].to(device), var[None].to(device), 1)
+
+
+def _disagreement(layer: NormEvidence, there: list[Moments]) -> float:
+    """The largest output error of one rank's statistics where those of all are right."""
+    together = Moments(
+        torch.cat([x.mean for x in there]), torch.cat([x.var for x in there]), 1
+    ).pooled(samples=None)
+    return max(layer.distance(each, together) for each in there)
+
+
+def _by_chance(layer: NormEvidence) -> float:
+    """What random batches may make of it: a running average is worth several batches."""
+    if layer.trained is None or len(layer.trained.of_batches) < 2 or not layer.momentum:
+        return OFF / 2  # as of ten independent values
+    values = layer.values(layer.trained) * averaged_batches(layer.momentum)
+    return max(FITS, SURE * sampling_error(values))
+
+
+def _different_weights(evidence: Evidence) -> list[str]:
+    names = [name for name, _ in evidence.model.named_parameters()]
+    first, *others = evidence.ranks
+    return [name for name in names if any(_differ(first, each, name) for each in others)]
+
+
+def _differ(one: State, other: State, name: str) -> bool:
+    a, b = state_value(one, name), state_value(other, name)
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and not torch.equal(a.cpu(), b.cpu())
+
+
+def _count(state: State, layer: NormEvidence) -> int | None:
+    found = state_value(state, f"{layer.prefix}num_batches_tracked")
+    return None if found is None else int(found)
+
+
+def state_value(state: State, key: str) -> Tensor | None:
+    """A tensor of a state_dict, also of one that a wrapper has put a word before."""
+    for name in (key, f"module.{key}", f"_orig_mod.{key}"):
+        if isinstance(found := state.get(name), Tensor):
+            return found.detach()
+    return None

@@ -1,4 +1,4 @@
-"""Channels and scales: what is dead, what explodes, what eps swallows."""
+"""Channels, scales and groups: what is dead, explodes, is erased or swallowed by eps."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from normkit.diagnosis.findings.bounds import DEAD, HUGE_SCALE, LARGE_SCALE, MOSTLY, NEARLY_ALL
+from normkit.core.messages import counted
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, named
-from normkit.diagnosis.findings.known import Known
-from normkit.diagnosis.findings.layer import Layer
+from normkit.diagnosis.findings.finding import (
+    DEAD,
+    HUGE_SCALE,
+    LARGE_SCALE,
+    MOSTLY,
+    NEARLY_ALL,
+    OFF,
+    WRONG,
+    EarlierFindings,
+    Finding,
+    Kind,
+    conversion,
+    named,
+)
+from normkit.diagnosis.findings.norm import NormEvidence
 
 DEAD_CHANNELS = Kind(
     "dead-channels",
@@ -41,19 +53,33 @@ SATURATED = Kind(
     "it switches its channel off.",
     "Gao et al. 2021 (rbn), Liang et al. 2019 (iebn), Wang et al. 2024 (ubn)",
 )
+ERASING = Kind(
+    "tiny-groups",
+    "A norm erases what it is given",
+    "A single value minus its mean is 0: a group of one element gives the bias, whatever comes in. "
+    "Of two elements only the sign of their difference is left, of m none is above √(m − 1).",
+    "Wu & He 2018 (gn); opacus#567",
+)
+SHARED = Kind(
+    "shared-statistics",
+    "One norm serves several places with different statistics",
+    "Its running statistics are a mixture and fit none of the places, while in training each batch "
+    "is normalized by its own.",
+    "Huang et al. 2022 (estimation-shift), section 4; CycleBatchNormList of detectron2",
+)
 
 
-def dead(evidence: Evidence, known: Known) -> Iterator[Finding]:
-    explained = known.paths(SATURATED.name, "tiny-groups", "untrained")
+def dead_channels(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    explained = earlier.paths(SATURATED.name, "tiny-groups", "untrained")
     share = {x: _dead(x) for x in evidence.layers if x.path not in explained}
     layers = [x for x in share if share[x] > DEAD]
     if layers:
         worst = max(layers, key=lambda layer: share[layer])
-        yield DEAD_CHANNELS.found(
+        yield DEAD_CHANNELS.finding(
             "serious" if share[worst] > MOSTLY else "warning",
-            [x.path for x in layers],
+            layers,
             f"{share[worst]:.0%} of the channels of {named(worst.path)} are dead on all samples.",
-            worst=worst.path,
+            worst=worst,
             remedy=f"torch.nn.init.ones_({worst.code}.weight); "
             f"torch.nn.init.zeros_({worst.code}.bias)  # and train on",
             share=share[worst],
@@ -61,7 +87,7 @@ def dead(evidence: Evidence, known: Known) -> Iterator[Finding]:
         )
 
 
-def _dead(layer: Layer) -> float:
+def _dead(layer: NormEvidence) -> float:
     """The share of channels that are dead with right statistics: whatever these are, γ and β
     remain."""
     highest = None if layer.own is None else layer.own.highest
@@ -72,7 +98,7 @@ def _dead(layer: Layer) -> float:
     return float(torch.stack(off).any(0).double().mean()) if off else 0.0
 
 
-def exploding(evidence: Evidence, known: Known) -> Iterator[Finding]:
+def exploding_scale(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     largest = {x: float(x.scale.abs().max()) for x in evidence.layers if x.scale is not None}
     start = {x: abs(float(getattr(x.norm, "scale_init", 1.0))) or 1.0 for x in largest}
     ratio = {x: largest[x] / max(start[x], 1.0) for x in largest}
@@ -82,12 +108,12 @@ def exploding(evidence: Evidence, known: Known) -> Iterator[Finding]:
         scale = worst.scale
         assert scale is not None
         middle = float(scale.abs().median())
-        yield EXPLODING.found(
+        yield EXPLODING.finding(
             "serious" if ratio[worst] > HUGE_SCALE else "warning",
-            [x.path for x in layers],
+            layers,
             f"|γ| of {named(worst.path)} goes up to {largest[worst]:.3g}; it starts at "
             f"{start[worst]:g}, and half of the channels are below {middle:.2g}.",
-            worst=worst.path,
+            worst=worst,
             remedy=f"{worst.code}.weight.data.clamp_(-3, 3)  # and train on with a smaller "
             "learning rate for γ: nk.param_groups(model, lr=0.1, weight_decay=1e-4)",
             largest=largest[worst],
@@ -97,8 +123,8 @@ def exploding(evidence: Evidence, known: Known) -> Iterator[Finding]:
         )
 
 
-def swallowed(evidence: Evidence, known: Known) -> Iterator[Finding]:
-    new = known.paths("untrained")  # weights as they are drawn are small in some recipes
+def eps_dominates(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    new = earlier.paths("untrained")  # weights as they are drawn are small in some recipes
     chosen = [x for x in evidence.layers if (x.pools or x.frozen) and x.path not in new]
     share = {x: _swallowed(x) for x in chosen}
     layers = [x for x, value in share.items() if value > MOSTLY]
@@ -107,12 +133,12 @@ def swallowed(evidence: Evidence, known: Known) -> Iterator[Finding]:
         var = _variance(worst)
         assert var is not None
         middle = float(var[var > 0].median())
-        yield SWALLOWED.found(
+        yield SWALLOWED.finding(
             "warning",
-            [x.path for x in layers],
+            layers,
             f"In {share[worst]:.0%} of the channels of {named(worst.path)} the variance is below "
             f"its eps of {worst.site.eps:g}; half are below {middle:.2g}.",
-            worst=worst.path,
+            worst=worst,
             remedy=f"{worst.code}.eps = {middle / 100:.1g}; {evidence.calibrating}",
             share=share[worst],
             eps=worst.site.eps,
@@ -121,12 +147,12 @@ def swallowed(evidence: Evidence, known: Known) -> Iterator[Finding]:
         )
 
 
-def _variance(layer: Layer) -> Tensor | None:
+def _variance(layer: NormEvidence) -> Tensor | None:
     total = None if layer.own is None else layer.own.channels.total
     return None if total is None else total.var[0]
 
 
-def _swallowed(layer: Layer) -> float:
+def _swallowed(layer: NormEvidence) -> float:
     """The share of channels that vary, but less than eps; constant ones have nothing to lose."""
     var = _variance(layer)
     if var is None or layer.site.eps is None or not bool((var > 0).any()):
@@ -134,7 +160,7 @@ def _swallowed(layer: Layer) -> float:
     return float((var[var > 0] < layer.site.eps).double().mean())
 
 
-def gates(evidence: Evidence, known: Known) -> Iterator[Finding]:
+def saturated_gates(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     if evidence.measured is None:
         return
     share = evidence.measured.by_layer("gate_saturation")
@@ -142,7 +168,7 @@ def gates(evidence: Evidence, known: Known) -> Iterator[Finding]:
     if closed:
         worst = max(closed, key=lambda path: closed[path])
         code = next(x.code for x in evidence.layers if x.path == worst)
-        yield SATURATED.found(
+        yield SATURATED.finding(
             "serious" if closed[worst] > NEARLY_ALL else "warning",
             list(closed),
             f"{closed[worst]:.0%} of the gates of {named(worst)} are below 0.05 or above 0.95.",
@@ -154,5 +180,55 @@ def gates(evidence: Evidence, known: Known) -> Iterator[Finding]:
         )
 
 
-EXAMINERS = (gates, dead, exploding, swallowed)
-KINDS = (DEAD_CHANNELS, EXPLODING, SWALLOWED, SATURATED)
+def tiny_groups(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    counts = {x: n for x in evidence.layers if (n := elements(x)) is not None and n <= 2}
+    if counts:
+        worst = min(counts, key=lambda layer: counts[layer])
+        few = counts[worst]
+        yield ERASING.finding(
+            "serious" if few == 1 else "warning",
+            list(counts),
+            f"{named(worst.path)} takes statistics over groups of {counted(few, 'element')}: input "
+            f"{_shape(worst)}, {worst.site.groups or worst.site.channels} groups"
+            + (": the output is constant." if few == 1 else ": the output is 1 or −1."),
+            worst=worst,
+            remedy=f"{conversion(ERASING, list(counts), ', groups=1')}  # and train on",
+            elements=few,
+            layers=len(counts),
+        )
+
+
+def elements(layer: NormEvidence) -> int | None:
+    """How many values share statistics within a sample; None where samples share them."""
+    shape = layer.eval.shape if layer.eval is not None else None
+    return None if shape is None else layer.measured.group_size(shape)
+
+
+def _shape(layer: NormEvidence) -> str:
+    shape = layer.eval.shape if layer.eval is not None and layer.eval.shape else ()
+    return f"({', '.join(['N', *map(str, shape[1:])])})"
+
+
+def shared_statistics(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    apart: dict[NormEvidence, float] = {}
+    for layer in evidence.running():
+        calls = layer.own.of_calls if layer.own is not None and not layer.frozen else []
+        together = None if layer.own is None else layer.own.expected.total
+        if len(calls) > 1 and together is not None:
+            errors = [layer.distance(together, c.total) for c in calls if c.total is not None]
+            apart[layer] = max(errors)
+    far = [x for x, error in apart.items() if error >= OFF]
+    if far:
+        worst = max(far, key=lambda layer: apart[layer])
+        assert worst.own is not None
+        yield SHARED.finding(
+            "serious" if apart[worst] >= WRONG else "warning",
+            far,
+            f"{named(worst.path)} is called {len(worst.own.of_calls)} times in a forward, and what "
+            f"it is given differs: statistics of all calls are off by {apart[worst]:.2f} for one.",
+            worst=worst,
+            remedy=f"{conversion(SHARED, far)}  # and train on",
+            calls=len(worst.own.of_calls),
+            output_error=apart[worst],
+            layers=len(far),
+        )

@@ -1,9 +1,9 @@
-"""All that a diagnosis has to go by."""
+"""All that a diagnosis has to go by, from what a user gives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,13 +11,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from normkit.diagnosis.batches import Batch
-from normkit.diagnosis.findings.bounds import SURE
-from normkit.diagnosis.findings.data import Data
-from normkit.diagnosis.findings.layer import Layer
-from normkit.diagnosis.findings.looking import Look
+from normkit.diagnosis.findings.data import LoaderFacts, data_of, mixed
+from normkit.diagnosis.findings.finding import SURE
+from normkit.diagnosis.findings.norm import NormEvidence
+from normkit.diagnosis.observe.collect import collect, norms_of
 from normkit.diagnosis.observe.measurements import Measurements
-from normkit.inspection import Survey
+from normkit.diagnosis.observe.passes import (
+    NO_TARGET,
+    Batch,
+    Loss,
+    ModelPass,
+    each_batch,
+    has_loss,
+    run_pass,
+)
+from normkit.errors import NothingToDo, OptionError, ShapeError
+from normkit.inspection import Survey, survey
+from normkit.inspection.calling import Forward
 
 State = Mapping[str, Any]
 
@@ -49,13 +59,13 @@ class Evidence:
 
     model: nn.Module
     survey: Survey
-    layers: tuple[Layer, ...]  # in the order in which they run
+    layers: tuple[NormEvidence, ...]  # in the order in which they run
     batches: Sequence[Batch]
-    data: Data
-    eval: Look
-    own: Look | None = None
-    train_data: Data | None = None
-    trained: Look | None = None
+    data: LoaderFacts
+    eval: ModelPass
+    own: ModelPass | None = None
+    train_data: LoaderFacts | None = None
+    trained: ModelPass | None = None
     steps: int | None = None
     ranks: Sequence[State] = ()
     ema_of: State | None = None
@@ -92,12 +102,127 @@ class Evidence:
         error = float(difference.std()) / math.sqrt(count) if count > 1 else math.inf
         return Gap(float(ours.mean()), float(theirs.mean()), error, count)
 
-    def severity(self, layers: Sequence[Layer]) -> str:
+    def severity(self, layers: Sequence[NormEvidence]) -> str:
         """Of statistics that are off: serious if a layer is wrong, or if the loss has doubled."""
         gap = self.gap
         harm = gap is not None and gap.sure and not gap.eval < 2 * gap.batch
         return "serious" if harm or any(layer.wrong for layer in layers) else "warning"
 
-    def running(self) -> list[Layer]:
+    def running(self) -> list[NormEvidence]:
         """Norms with running statistics that are used as such."""
         return [layer for layer in self.layers if layer.kept is not None]
+
+
+def gather(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    loss: Loss | None = None,
+    train_loader: Iterable[Any] | None = None,
+    steps: int | None = None,
+    ranks: Sequence[State | nn.Module] = (),
+    ema_of: State | nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    max_batches: int = 16,
+    forward: Forward | None = None,
+) -> Evidence:
+    """Run the model on the data, in eval mode and on batch statistics. Changes nothing."""
+    norms_of(model)  # refuses what cannot be looked into, and a model without norms
+    _check(steps, optimizer)
+    states = [_state("ranks", each) for each in ranks]
+    average = None if ema_of is None else _state("ema_of", ema_of)
+    given, data = _read(model, loader, max_batches, forward)
+    trained, train_data = (
+        ([], None) if train_loader is None else _read(model, train_loader, max_batches, forward)
+    )
+    batches = mixed(given)
+    losses = has_loss(loss, model, batches[0])
+    found = survey(model, batches[0].inputs)
+    judged = [NormEvidence(site) for site in found]
+    free = [layer.norm for layer in judged if layer.learns and layer.pools]
+    on_running = run_pass(model, found, batches, loss=loss, losses=losses)
+    on_batch = _on_batch(model, found, batches, free, loss, losses)
+    training = _on_batch(model, found, trained, free, None, False) if trained else None
+    layers = [
+        NormEvidence(
+            site,
+            on_running.norms.get(site.path),
+            (on_batch or on_running).norms.get(site.path),
+            None if training is None else training.norms.get(site.path),
+        )
+        for site in found
+    ]
+    order = {path: number for number, path in enumerate(on_running.norms)}
+    layers.sort(key=lambda layer: order.get(layer.path, len(order)))
+    return Evidence(
+        model,
+        found,
+        tuple(layers),
+        batches,
+        data,
+        on_running,
+        on_batch,
+        train_data,
+        training,
+        steps,
+        states,
+        average,
+        optimizer,
+        collect(model, [as_given(batch) for batch in batches]),
+        nats=losses and loss is None,
+    )
+
+
+def as_given(batch: Batch) -> tuple[Any, ...]:
+    """A batch in the form in which users give them."""
+    return (batch.inputs,) if batch.target is NO_TARGET else (batch.inputs, batch.target)
+
+
+def _read(
+    model: nn.Module, loader: Iterable[Any], most: int, forward: Forward | None
+) -> tuple[list[Batch], LoaderFacts]:
+    """At most so many batches, and what can be said about them; one more shows if these are all."""
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise OptionError(f"max_batches expects a number of at least 1, got {most!r}.")
+    found = list(each_batch(loader, model, most + 1, forward))
+    complete = len(found) <= most
+    batches = [batch for batch in found[:most] if batch.size]
+    if not batches:
+        raise NothingToDo("The loader gave batches without any samples.")
+    return batches, data_of(batches, loader, complete)
+
+
+def _on_batch(
+    model: nn.Module,
+    found: Any,
+    batches: list[Batch],
+    free: list[nn.Module],
+    loss: Loss | None,
+    losses: bool,
+) -> ModelPass | None:
+    """A run on batch statistics; None if they do not exist, as for batches of one sample."""
+    several = [batch for batch in batches if batch.size > 1]
+    if not several or (len(several) < len(batches) and losses):
+        return None
+    try:
+        return run_pass(model, found, several, on_batch=free, loss=loss, losses=losses)
+    except ShapeError:
+        return None
+
+
+def _state(argument: str, given: State | nn.Module) -> State:
+    if isinstance(given, nn.Module):
+        return given.state_dict()
+    if not isinstance(given, Mapping) or not given:
+        raise OptionError(
+            f"{argument} expects models or state_dicts, got {type(given).__name__}. "
+            "Try model.state_dict()."
+        )
+    return given
+
+
+def _check(steps: int | None, optimizer: Any) -> None:
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 0):
+        raise OptionError(f"steps expects a number of training batches, got {steps!r}.")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(f"optimizer expects a torch optimizer, got {type(optimizer).__name__}.")

@@ -1,15 +1,26 @@
-"""What a diagnosis consists of: findings, each of a kind."""
+"""What a diagnosis consists of: findings of some kind, and bounds from where on they are made."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from torch import Tensor
+
+from normkit import catalog
 from normkit.errors import OptionError, nearest
 
 SEVERITIES = ("serious", "warning", "note")
 """From the worst: wrong results; a danger to results; worth knowing. The first two are alarms."""
+
+
+class HasPath(Protocol):
+    """A norm, by its path in the model."""
+
+    @property
+    def path(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -51,19 +62,20 @@ class Kind:
     spoils: bool = False
     """Whether it explains that the statistics of a layer do not fit the data."""
 
-    def found(
+    def finding(
         self,
         severity: str,
-        paths: Sequence[str],
+        norms: Sequence[HasPath | str],
         said: str,
         *,
         remedy: str,
         missing: str = "",
-        worst: str | None = None,
+        worst: HasPath | str | None = None,
         **numbers: float | int | str | bool | None,
     ) -> Finding:
-        """A finding of this kind; the first path is the worst unless another one is named."""
-        path = (paths[0] if paths else "") if worst is None else worst
+        """A finding of this kind; the first norm is the worst unless another one is named."""
+        paths = paths_of(norms)
+        path = (paths[0] if paths else "") if worst is None else paths_of([worst])[0]
         return Finding(
             kind=self.name,
             severity=severity,
@@ -99,9 +111,13 @@ def plural(severity: str, count: int) -> str:
     return severity if count == 1 or severity == "serious" else f"{severity}s"
 
 
-def places(paths: Sequence[str], most: int = 3) -> str:
+def paths_of(norms: Sequence[HasPath | str]) -> list[str]:
+    return [norm if isinstance(norm, str) else norm.path for norm in norms]
+
+
+def places(norms: Sequence[HasPath | str], most: int = 3) -> str:
     """Paths in a sentence: the first few, and how many more."""
-    names = [named(path) for path in paths]
+    names = [named(path) for path in paths_of(norms)]
     if len(names) <= most:
         return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
     return f"{', '.join(names[:most])} and {len(names) - most} more"
@@ -114,6 +130,101 @@ def named(path: str) -> str:
     return path if any(map(str.isalpha, path)) else f"layer {path}"
 
 
-def listed(paths: Sequence[str]) -> str:
+def listed(norms: Sequence[HasPath | str]) -> str:
     """Paths as code: 'a', or ['a', 'b']."""
-    return repr(paths[0]) if len(paths) == 1 else repr(list(paths))
+    paths = paths_of(norms)
+    return repr(paths[0]) if len(paths) == 1 else repr(paths)
+
+
+def conversion(kind: Kind, norms: Sequence[HasPath | str] = (), options: str = "") -> str:
+    """The line that converts norms to the layer whose card says that it cures this kind."""
+    every = (catalog.find(name).card for name in catalog.names("activation"))
+    name = next(card.name for card in every if kind.name in card.cures)
+    where = f", where={listed(norms)}" if norms else ""
+    return f"nk.convert(model, {name!r}{options}{where})"
+
+
+class EarlierFindings:
+    """Findings of earlier examiners, so that a symptom is not reported beside its cause."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.spoiled: frozenset[str] = frozenset()
+        """Norms whose statistics are known to be wrong, and why."""
+
+    def add(self, finding: Finding, spoils: bool) -> None:
+        self.findings.append(finding)
+        if spoils:
+            self.spoiled |= frozenset(finding.paths)
+
+    def paths(self, *kinds: str) -> frozenset[str]:
+        """Norms with a finding of one of these kinds."""
+        return frozenset(p for f in self.findings if f.kind in kinds for p in f.paths)
+
+    @property
+    def alarm(self) -> bool:
+        return any(finding.alarm for finding in self.findings)
+
+
+WRONG = 1.0
+"""Output error from which on it is serious: the error is as strong as the signal."""
+
+OFF = 0.5
+"""Output error that is a warning: a quarter of the power of the output is error."""
+
+FITS = 0.1
+"""Output error at which statistics fit the data, whatever their history: 1 % of the power."""
+
+SURE = 3.0
+"""Standard errors that a number has to lie above what chance makes: 1 in 700 does so by chance."""
+
+START_LEFT = 0.05
+"""Share of the start values that may be left in running statistics, (1 − momentum)^batches."""
+
+FEW_IMAGES = 4
+"""Images a batch at which batch norm is known to fail: bgn (Table 2) finds 4 points of accuracy
+lost at 4 images and 10 at 2, but 1 at 8. No alarm if their statistics are good all the same:"""
+
+MANY_VALUES = 150.0
+"""Independent values behind the statistics of a batch that give an output error of 0.1."""
+
+FEW_VALUES = 8.0
+"""Independent values below which statistics are too noisy whatever the number of images: an output
+error above 0.4."""
+
+LARGE_SCALE = 10.0
+"""|γ| that multiplies gradients by ten; it starts at 1 and is seldom above 3 after training."""
+
+HUGE_SCALE = 100.0
+
+DEAD = 0.25
+"""Share of dead channels in a layer that is a warning. Some die in healthy training."""
+
+MOSTLY = 0.5
+"""More than half of the channels or gates of a layer."""
+
+NEARLY_ALL = 0.9
+
+FACTOR_OF_TWO = math.log(2.0)
+"""Ratio of standard deviations, as a logarithm, from which on data are on another scale."""
+
+ALIKE_RATIOS = math.log(1.25)
+"""Spread of that ratio over the channels of a layer, as a logarithm, if one factor explains it."""
+
+COUNTED = 0.01
+"""Relative difference between batches seen and batches counted that is no finding."""
+
+
+def sampling_error(independent: float) -> float:
+    """Output error to expect from statistics of so many independent values."""
+    return math.sqrt(1.5 / independent) if independent > 0 else math.inf
+
+
+def average_error(errors: Tensor) -> float:
+    """The output error of a layer, from those of its channels (squares, see ``output_error``)."""
+    return float(errors.mean().sqrt())
+
+
+def averaged_batches(momentum: float) -> float:
+    """How many batches a running average of this momentum is worth: (2 − m) / m."""
+    return (2 - momentum) / momentum if momentum > 0 else math.inf

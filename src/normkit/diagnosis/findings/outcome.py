@@ -5,26 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from normkit.core.messages import counted
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, named
-from normkit.diagnosis.findings.inputs import ADAPTING
-from normkit.diagnosis.findings.known import Known
-from normkit.diagnosis.findings.norm_facts import finite
+from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, conversion, named
+from normkit.diagnosis.findings.shift import ADAPTING
 
 NOT_FINITE = Kind(
     "output-not-finite",
     "The output of the model is not finite",
     "Running statistics are finite, so weights, data or an overflow in between are to blame.",
     "pytorch#88474",
-)
-BROKEN = Kind(
-    "weights-not-finite",
-    "Parameters of the model are infinite or NaN",
-    "Training has diverged, or gradients have overflowed: whatever is computed with them is NaN, "
-    "in both modes, and no statistics can repair it.",
-    "pytorch#88474",
-    spoils=True,
 )
 GAP = Kind(
     "train-eval-gap",
@@ -43,33 +32,14 @@ CONDENSED = Kind(
 LESS_LIKELY = math.log(1.25)
 """Rise of a cross-entropy at which the right class has lost a fifth of its probability, in the
 geometric mean. A loss near that of guessing cannot double, however much is lost."""
-
 ALIKE = 0.3
 """Mean cosine above which ubn calls features condensed."""
 
 
-def broken(evidence: Evidence, known: Known) -> Iterator[Finding]:
-    named_parameters = evidence.model.named_parameters()
-    bad = [name for name, parameter in named_parameters if not finite(parameter.detach())]
-    if bad:
-        yield BROKEN.found(
-            "serious",
-            [layer.path for layer in evidence.layers],
-            f"{counted(len(bad), 'parameter')} of the model {'is' if len(bad) == 1 else 'are'} not "
-            f"finite, first {bad[0]}.",
-            worst="",
-            remedy="[m.reset_parameters() for m in model.modules() if hasattr(m, "
-            "'reset_parameters') and not all(p.isfinite().all() for p in m.parameters(False))]"
-            "  # these start anew; better, load the last good checkpoint, and train on with a "
-            "smaller learning rate or gradients clipped",
-            parameters=len(bad),
-        )
-
-
-def output(evidence: Evidence, known: Known) -> Iterator[Finding]:
-    if evidence.eval.finite or known.alarm:
+def nonfinite_output(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    if evidence.eval.finite or earlier.alarm:
         return
-    yield NOT_FINITE.found(
+    yield NOT_FINITE.finding(
         "serious",
         [],
         "The model's output holds infinite values or NaN in eval mode.",
@@ -77,9 +47,9 @@ def output(evidence: Evidence, known: Known) -> Iterator[Finding]:
     )
 
 
-def gap(evidence: Evidence, known: Known) -> Iterator[Finding]:
+def train_eval_gap(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     found = evidence.gap
-    if found is None or known.alarm or not found.sure or not found.difference > 0:
+    if found is None or earlier.alarm or not found.sure or not found.difference > 0:
         return
     ratio = found.eval / found.batch if found.batch > 0 else math.inf
     errors = {
@@ -87,7 +57,7 @@ def gap(evidence: Evidence, known: Known) -> Iterator[Finding]:
     }
     worst = max(errors, key=lambda path: errors[path]) if errors else ""
     likely = found.difference if evidence.nats else 0.0
-    yield GAP.found(
+    yield GAP.finding(
         "warning" if ratio >= 2 or likely >= LESS_LIKELY else "note",
         [worst] if worst else [],
         f"The loss is {found.eval:.3g} in eval mode and {found.batch:.3g} with the statistics of "
@@ -110,21 +80,17 @@ def _other_data(evidence: Evidence) -> bool:
     return worst is not None and worst.error_on_training < worst.error / 2
 
 
-def condensed(evidence: Evidence, known: Known) -> Iterator[Finding]:
+def condensed_features(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     scores = {} if evidence.measured is None else evidence.measured.by_layer("condensation")
     if not scores or evidence.batches[0].size < 2:
         return
     first = next(iter(scores))
     if scores[first] > ALIKE:
-        yield CONDENSED.found(
+        yield CONDENSED.finding(
             "note",
             [first],
             f"The mean cosine between samples at {named(first)}, the first norm, is "
             f"{scores[first]:.2f}; above {ALIKE} features are called condensed.",
-            remedy="nk.convert(model, 'ubn')  # if training is slow at its start",
+            remedy=f"{conversion(CONDENSED)}  # if training is slow at its start",
             score=scores[first],
         )
-
-
-EXAMINERS = (output, gap, condensed)
-KINDS = (BROKEN, NOT_FINITE, GAP, CONDENSED)

@@ -1,15 +1,30 @@
-"""What the batches of training do to batch statistics."""
+"""What the batches of training do to batch statistics, and norms in another mode than the model."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from normkit.diagnosis.findings.bounds import FEW_IMAGES, FEW_VALUES, MANY_VALUES
-from normkit.diagnosis.findings.data import BATCHES, Data, chance_of
+from torch import Tensor, nn
+
+from normkit.diagnosis.findings.data import BATCHES, LoaderFacts, chance_of, halved
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, named, places
-from normkit.diagnosis.findings.known import Known
-from normkit.diagnosis.findings.layer import Layer
+from normkit.diagnosis.findings.finding import (
+    FEW_IMAGES,
+    FEW_VALUES,
+    MANY_VALUES,
+    EarlierFindings,
+    Finding,
+    Kind,
+    conversion,
+    listed,
+    named,
+    places,
+)
+from normkit.diagnosis.findings.norm import NormEvidence
+from normkit.diagnosis.observe.passes import Batch, output_of, using_batch
+from normkit.errors import NormkitError
+from normkit.inspection import undisturbed
 
 LAST_OF_ONE = Kind(
     "last-batch-of-one",
@@ -32,11 +47,34 @@ SORTED = Kind(
     "network learns to use them, and running statistics, which mix all classes, fit no batch.",
     "Huang et al. 2022 (estimation-shift), section 4; Zhou et al. 2020 (bgn), section 2",
 )
+IN_TRAINING = Kind(
+    "norm-in-train-mode",
+    "Norms are in training mode while the model is in eval mode",
+    "They normalize with the statistics of the batch: what a sample gets depends on the others, a "
+    "score on a test set uses the test set, and running statistics change while evaluating.",
+    "GACNet#8, HiDDeN#13, UFold#18",
+)
+UNTRACKED = Kind(
+    "batch-dependent-eval",
+    "In eval mode the output of a sample depends on the batch",
+    "These norms keep no running statistics and use those of the batch for ever. A single sample "
+    "has none, and a batch of other composition gives other results.",
+    "finetuning-scheduler#13; Huang et al. 2022 (estimation-shift), section 1",
+)
+FRAGILE = Kind(
+    "fragile-freeze",
+    "The next train() unfreezes norms",
+    "They are in eval mode while the model is in training mode. As soon as model.train() is called "
+    "again, as every loop does after a validation, their statistics move.",
+    "gt-pyg#112, mmsegmentation#362, torch/nn#873",
+)
 MANY = 5.0
 """Standard errors above 1: a ratio of variances has a long tail."""
+DEPENDS = 3e-4
+"""Relative change of the output that is more than rounding: √ of float32's resolution."""
 
 
-def batches(evidence: Evidence, known: Known) -> Iterator[Finding]:
+def training_batches(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     pooling = [x for x in evidence.layers if x.pools and not x.frozen and x.own is not None]
     if evidence.train_data is None or not pooling:
         return
@@ -45,17 +83,17 @@ def batches(evidence: Evidence, known: Known) -> Iterator[Finding]:
     yield from _sorted(evidence, pooling)
 
 
-def _last(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
+def _last(evidence: Evidence, pooling: list[NormEvidence]) -> Iterator[Finding]:
     data = evidence.train_data
     assert data is not None
     if data.last_size != 1 or data.batch_size == 1:
         return
     alone = [x for x in pooling if x.own and x.own.shape and x.own.shape[2:].numel() == 1]
-    yield LAST_OF_ONE.found(
+    yield LAST_OF_ONE.finding(
         "serious" if alone else "warning",
-        [x.path for x in alone or pooling],
+        alone or pooling,
         f"{data.samples} samples in batches of {data.batch_size} leave 1 for the last"
-        + (f": {places([x.path for x in alone])} will raise an error." if alone else "."),
+        + (f": {places(alone)} will raise an error." if alone else "."),
         worst=alone[0].path if alone else "",
         remedy=_again(data),
         samples=data.samples,
@@ -64,7 +102,7 @@ def _last(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
     )
 
 
-def _tiny(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
+def _tiny(evidence: Evidence, pooling: list[NormEvidence]) -> Iterator[Finding]:
     values = {
         x: x.values(x.trained)
         for x in pooling
@@ -77,20 +115,20 @@ def _tiny(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
     if not few:
         return
     worst = min(few, key=lambda layer: values[layer])
-    yield TINY.found(
+    yield TINY.finding(
         "serious" if values[worst] < FEW_VALUES else "warning",
-        [x.path for x in few],
+        few,
         f"With batches of {size} the statistics of {named(worst.path)} are as noisy as those of "
         f"{values[worst]:.1f} independent values.",
-        worst=worst.path,
-        remedy="nk.convert(model, 'gn')  # and train on; its statistics are of each sample",
+        worst=worst,
+        remedy=f"{conversion(TINY)}  # and train on; its statistics are of each sample",
         independent_values=values[worst],
         batch_size=size,
         layers=len(few),
     )
 
 
-def _again(data: Data) -> str:
+def _again(data: LoaderFacts) -> str:
     """The code of a loader that shuffles, and leaves out an incomplete batch."""
     new, how = "train_loader = torch.utils.data.DataLoader(", "shuffle=True, drop_last=True)"
     if data.dataset:
@@ -101,15 +139,15 @@ def _again(data: Data) -> str:
     )
 
 
-def _sorted(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
+def _sorted(evidence: Evidence, pooling: list[NormEvidence]) -> Iterator[Finding]:
     data = evidence.train_data
     assert data is not None
     bound = 1 + MANY * chance_of(data.compared)
     if not data.between > bound:
         return
-    yield SORTED.found(
+    yield SORTED.finding(
         "warning",
-        [x.path for x in pooling],
+        pooling,
         f"The means of {data.compared} batches vary {data.between:.1f} times as much as those of "
         f"random batches would; up to {bound:.1f} may be chance.",
         worst="",
@@ -120,5 +158,66 @@ def _sorted(evidence: Evidence, pooling: list[Layer]) -> Iterator[Finding]:
     )
 
 
-EXAMINERS = (batches,)
-KINDS = (LAST_OF_ONE, TINY, SORTED)
+def norm_modes(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    ran = [x for x in evidence.layers if x.own is not None]
+    pooling = [x for x in ran if x.pools]
+    training = evidence.model.training
+    left = [x for x in pooling if x.site.tracked and x.norm.training and not training]
+    bare = [x for x in pooling if not x.site.tracked]
+    yield from _dependent(IN_TRAINING, left, evidence, "model.eval()")
+    yield from _dependent(
+        UNTRACKED, bare, evidence, f"{conversion(UNTRACKED, bare)}  # and train on"
+    )
+    fixed = [x for x in ran if training and x.learns and not x.norm.training]
+    if fixed:
+        yield FRAGILE.finding(
+            "warning",
+            fixed,
+            f"The next train() takes {places(fixed)} out of eval mode.",
+            remedy=f"nk.freeze(model, 'statistics', where={listed(fixed)})",
+            layers=len(fixed),
+        )
+
+
+def _dependent(
+    kind: Kind, layers: list[NormEvidence], evidence: Evidence, remedy: str
+) -> Iterator[Finding]:
+    if not layers:
+        return
+    change = dependence(evidence.model, evidence.batches[0], [x.norm for x in layers])
+    if change <= DEPENDS:
+        return
+    measured = (
+        "" if math.isnan(change) else f": without half of it the output changes by {change:.1%}"
+    )
+    yield kind.finding(
+        "serious",
+        layers,
+        f"The statistics of the batch are used in eval mode at {places(layers)}{measured}.",
+        remedy=remedy,
+        change=change,
+        layers=len(layers),
+    )
+
+
+def dependence(model: nn.Module, batch: Batch, training: list[nn.Module]) -> float:
+    """How far the output of samples changes if the other half of their batch is missing.
+
+    Relative to the size of the output; NaN if the batch cannot be cut.
+    """
+    half = halved(batch.inputs, batch.size)
+    if half is None:
+        return math.nan
+    outputs = []
+    for inputs in (batch.inputs, half):
+        with undisturbed(model), using_batch(training):
+            try:
+                outputs.append(output_of(model, Batch(inputs, None), 1))
+            except NormkitError:
+                return math.nan
+    whole, part = outputs
+    if not isinstance(whole, Tensor) or not isinstance(part, Tensor) or whole.dim() == 0:
+        return math.nan
+    same = whole[: len(part)].double()
+    size = float(same.square().mean().sqrt())
+    return float((same - part).abs().max()) / size if size > 0 else math.nan

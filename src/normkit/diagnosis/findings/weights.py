@@ -1,4 +1,4 @@
-"""Standardized weights whose output nothing normalizes, and parameters nothing trains."""
+"""Weights that are not finite, standardized for nothing, or trained by nobody."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from normkit.core.messages import counted
-from normkit.diagnosis.batches import output_of
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import Finding, Kind, places
-from normkit.diagnosis.findings.known import Known
+from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, places
+from normkit.diagnosis.findings.norm import finite
+from normkit.diagnosis.observe.passes import output_of
 from normkit.inspection import undisturbed
 from normkit.inspection.batches import tensors_in
 from normkit.inspection.kinds import is_weighted, kind_of
 
+BROKEN = Kind(
+    "weights-not-finite",
+    "Parameters of the model are infinite or NaN",
+    "Training has diverged, or gradients have overflowed: whatever is computed with them is NaN, "
+    "in both modes, and no statistics can repair it.",
+    "pytorch#88474",
+    spoils=True,
+)
 BARE = Kind(
     "standardized-without-norm",
     "Weights are standardized, but nothing normalizes what they give",
@@ -67,7 +75,25 @@ class _Flow(TorchFunctionMode):
             self.met.setdefault(path, name)
 
 
-def bare(evidence: Evidence, known: Known) -> Iterator[Finding]:
+def nonfinite_weights(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    named_parameters = evidence.model.named_parameters()
+    bad = [name for name, parameter in named_parameters if not finite(parameter.detach())]
+    if bad:
+        yield BROKEN.finding(
+            "serious",
+            [layer.path for layer in evidence.layers],
+            f"{counted(len(bad), 'parameter')} of the model {'is' if len(bad) == 1 else 'are'} not "
+            f"finite, first {bad[0]}.",
+            worst="",
+            remedy="[m.reset_parameters() for m in model.modules() if hasattr(m, "
+            "'reset_parameters') and not all(p.isfinite().all() for p in m.parameters(False))]"
+            "  # these start anew; better, load the last good checkpoint, and train on with a "
+            "smaller learning rate or gradients clipped",
+            parameters=len(bad),
+        )
+
+
+def standardized_without_norm(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     """Only of kind "ws": wn, cwn and scaled_ws have a scale of their own."""
     standardized = {w.path: w.module for w in evidence.survey.weights if w.kind == "ws"}
     if not standardized:
@@ -85,7 +111,7 @@ def bare(evidence: Evidence, known: Known) -> Iterator[Finding]:
         if is_parametrized(layer, "weight")
         else f"nk.fold_weights(model)  # and make {first} a plain layer"
     )
-    yield BARE.found(
+    yield BARE.finding(
         "serious" if ends else "warning",
         paths,
         f"The output of {places(paths)} reaches {met[first]} without a norm in between.",
@@ -127,7 +153,7 @@ def _follow(evidence: Evidence, standardized: dict[str, nn.Module]) -> dict[str,
     return flow.met
 
 
-def orphaned(evidence: Evidence, known: Known) -> Iterator[Finding]:
+def untrained_parameters(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     if evidence.optimizer is None:
         return
     ours = {id(p) for group in evidence.optimizer.param_groups for p in group["params"]}
@@ -138,7 +164,7 @@ def orphaned(evidence: Evidence, known: Known) -> Iterator[Finding]:
     missing = {path: names for path, names in missing.items() if names}
     if missing:
         total = sum(map(len, missing.values()))
-        yield ORPHANED.found(
+        yield ORPHANED.finding(
             "warning",
             list(missing),
             f"{counted(total, 'parameter')} of {places(list(missing))} in no group of the "
@@ -153,7 +179,3 @@ def orphaned(evidence: Evidence, known: Known) -> Iterator[Finding]:
 
 def _is_orphan(parameter: Tensor, ours: set[int]) -> bool:
     return parameter.requires_grad and id(parameter) not in ours
-
-
-EXAMINERS = (bare, orphaned)
-KINDS = (BARE, ORPHANED)

@@ -1,8 +1,9 @@
-"""What a norm keeps and does, by itself."""
+"""All that is known about one norm when it is judged."""
 
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.moments import Moments
+from normkit.diagnosis.findings.finding import WRONG, average_error, sampling_error
+from normkit.diagnosis.measures import output_error
+from normkit.diagnosis.observe.passes import PassRecord
 from normkit.inspection import Site
 from normkit.inspection.foreign import measured
 from normkit.inspection.keeping import running_of
@@ -92,7 +96,7 @@ class NormFacts:
     def momentum(self) -> float | None:
         """The weight of a new batch; None for a plain average, or if it has no such thing."""
         found = getattr(self.norm, "momentum", None)
-        follows = self.measured.follows_learning_rate
+        follows = self.measured.followed_rate() is not None
         return float(found) if isinstance(found, int | float) and not follows else None
 
     @property
@@ -123,3 +127,76 @@ def _starts(norm: nn.Module) -> bool:
 
 def finite(tensor: Tensor | None) -> bool:
     return tensor is None or bool(torch.isfinite(tensor).all())
+
+
+@dataclass(frozen=True, eq=False)
+class NormEvidence(NormFacts):
+    """A norm, and what passed it.
+
+    ``eval`` is what came with all norms on running statistics, ``own`` with all on batch
+    statistics, so that nothing wrong further down is seen; ``trained`` the same on training data.
+    """
+
+    eval: PassRecord | None = None
+    own: PassRecord | None = None
+    trained: PassRecord | None = None
+
+    @cached_property
+    def error(self) -> float:
+        """Output error of its running statistics on the data, all norms below being right."""
+        return self.error_on(self.own)
+
+    @cached_property
+    def error_in_eval(self) -> float:
+        """The same in eval mode, with what comes from below."""
+        return self.error_on(self.eval)
+
+    @cached_property
+    def error_on_training(self) -> float:
+        return self.error_on(self.trained)
+
+    def error_on(self, record: PassRecord | None) -> float:
+        """√ of the mean output error over the channels; NaN if there is nothing to compare."""
+        if record is None or self.kept is None or record.expected.total is None:
+            return math.nan
+        found = self.distance(self.kept, record.expected.total)
+        if math.isnan(found) and finite(record.expected.total.var):
+            return math.inf  # statistics that are not finite are as wrong as can be
+        return found
+
+    def distance(self, kept: Moments, expected: Moments) -> float:
+        """Output error of statistics where others are right."""
+        return average_error(output_error(kept, expected, self.site.eps or 0.0))
+
+    def uncertainty(self, record: PassRecord | None) -> float:
+        """Output error that statistics of as much data may have by chance."""
+        if record is None or record.expected.total is None:
+            return math.inf
+        if len(record.of_batches) > 1:
+            return sampling_error(self.values(record) * len(record.of_batches))
+        return sampling_error(float(record.shape[0]) if record.shape else 0.0)
+
+    def values(self, record: PassRecord) -> float:
+        """How many independent values the statistics of a batch are worth.
+
+        From how much they differ between batches: 1/n is the variance of a mean in units of σ²,
+        1/(2n) that of a standard deviation. Positions of an image are not independent.
+        """
+        total, count = record.of_calls[0].total, len(record.of_batches)
+        assert total is not None
+        mean = torch.cat([batch.mean for batch in record.of_batches])
+        var = torch.cat([batch.var for batch in record.of_batches])
+        varies = total.var[0] > 0
+        squares = (mean - total.mean).square() / total.var + (var / total.var - 1).square() / 4
+        noise = float(squares[:, varies].mean()) * count / max(count - 1, 1)
+        return 1.5 / noise if noise > 0 else math.inf
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the error is as strong as the signal, by itself or with what comes from below."""
+        return self.error >= WRONG or self.error_in_eval >= WRONG
+
+    def fits(self, bound: float) -> bool:
+        """Whether its statistics fit the training data, or else the data, within a bound."""
+        errors = [e for e in (self.error_on_training, self.error) if not math.isnan(e)]
+        return bool(errors) and errors[0] < bound
