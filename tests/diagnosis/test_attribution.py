@@ -15,10 +15,17 @@ from torch.nn import functional as F
 
 import normkit as nk
 from normkit.diagnosis import attribute_gap
-from normkit.diagnosis.attribution import GapAttribution, Losses, share_out
+from normkit.diagnosis.attribution import GapAttribution, share_out
+from normkit.diagnosis.observe.passes import Losses
 from normkit.errors import NormkitError, NothingToDo, OptionError, ShapeError
 
-WAYS = [("esm", "prefix"), ("swap", "prefix"), ("swap", "to_batch"), ("swap", "to_running")]
+WAYS = [
+    ("output_error", "prefix"),
+    ("esm", "prefix"),
+    ("swap", "prefix"),
+    ("swap", "to_batch"),
+    ("swap", "to_running"),
+]
 NORMS = ("1", "4", "7", "10")
 
 
@@ -89,6 +96,25 @@ def test_one_poisoned_layer_is_found(
     # "to_running" alone may be hidden by the norms above, so only its rank is certain
     assert swap == "to_running" or found.shares[path] > 0.7
     assert path in str(found)
+
+
+def test_output_error_has_no_unit_and_estimation_shift_has(
+    by_torch: nn.Sequential, data: Any
+) -> None:
+    """The same function with inputs of the first norm 255 times as large."""
+    model = copy.deepcopy(by_torch)
+    with torch.no_grad():
+        model[10].running_var /= 100
+        before = {m: attribute_gap(model, data[:4], method=m) for m in ("output_error", "esm")}
+        for tensor in (model[0].weight, model[0].bias, model[1].running_mean):
+            tensor *= 255
+        model[1].running_var *= 255**2
+    after = {m: attribute_gap(model, data[:4], method=m) for m in ("output_error", "esm")}
+    for path in NORMS:
+        share = before["output_error"].shares[path]
+        assert after["output_error"].shares[path] == pytest.approx(share, abs=0.01)
+    assert before["esm"].worst == after["output_error"].worst == "10"
+    assert after["esm"].worst == "1"
 
 
 def test_the_shares_of_a_prefix_add_up(by_torch: nn.Sequential, data: Any) -> None:
@@ -276,7 +302,7 @@ def test_infinite_losses_are_compared() -> None:
 def test_the_text_names_the_largest_first() -> None:
     flat = Losses((0.0, 0.0), (1, 1)), Losses((2.0, 2.1), (1, 1))
     shares = {f"bn{k}": k / 28 for k in range(8)}
-    said = str(GapAttribution(*flat, shares, shares, "esm"))
+    said = str(GapAttribution(*flat, shares, shares, "output_error"))
     assert said.index("bn7") < said.index("bn6")
     assert "25% of the gap enters at bn7" in said
     assert "at 3 others" in said

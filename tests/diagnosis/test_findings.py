@@ -14,12 +14,12 @@ from normkit.diagnosis.diagnose import diagnose
 from normkit.diagnosis.findings import KINDS, SEVERITIES, bounds, examine, gather
 from normkit.diagnosis.findings.data import chance_of, data_of, halved, mixed
 from normkit.diagnosis.findings.evidence import Gap
-from normkit.diagnosis.findings.finding import Known, listed, named, places, rank_of
-from normkit.diagnosis.findings.norm import Layer
+from normkit.diagnosis.findings.finding import EarlierFindings, listed, named, places, rank_of
+from normkit.diagnosis.findings.norm import NormEvidence
 from normkit.diagnosis.findings.shift import common_factor
 from normkit.diagnosis.measures import output_error
-from normkit.diagnosis.observe.passes import NO_TARGET, Batch, read_batch
 from normkit.errors import OptionError
+from normkit.inspection.batches import NO_TARGET, LoaderBatch, read_batch
 from normkit.layers import UBN
 
 
@@ -126,9 +126,9 @@ def test_kinds_explain_themselves() -> None:
 
 
 def test_known_remembers_what_is_spoiled() -> None:
-    known = Known()
-    known.add(KINDS["stale-statistics"].found("warning", ["a", "b"], "", remedy=""), True)
-    known.add(KINDS["tiny-batch"].found("note", ["c"], "", remedy=""), False)
+    known = EarlierFindings()
+    known.add(KINDS["stale-statistics"].finding("warning", ["a", "b"], "", remedy=""), True)
+    known.add(KINDS["tiny-batch"].finding("note", ["c"], "", remedy=""), False)
     assert known.spoiled == {"a", "b"}
     assert known.paths("tiny-batch", "dead-channels") == {"c"}
     assert known.alarm
@@ -303,7 +303,7 @@ def test_a_norm_that_is_called_twice_may_count_twice() -> None:
 # ---------------------------------------------------------------- data
 
 
-def batches_of(*tensors: Tensor) -> list[Batch]:
+def batches_of(*tensors: Tensor) -> list[LoaderBatch]:
     return [read_batch(x) for x in tensors]
 
 
@@ -343,21 +343,24 @@ def test_a_last_batch_of_one_is_told_by_what_it_does() -> None:
 
 def test_mixing_keeps_all_samples_and_their_targets() -> None:
     x = torch.arange(50.0)[:, None]
-    given = [Batch(part, part[:, 0].long()) for part in x.split(8)]
+    given = [LoaderBatch(part, part[:, 0].long()) for part in x.split(8)]
     found = mixed(given)
     joined = torch.cat([batch.inputs for batch in found])
     assert sorted(joined.flatten().tolist()) == list(range(50))
     assert all(torch.equal(b.inputs[:, 0].long(), b.target) for b in found)
     assert [batch.size for batch in found] == [50]  # small ones become one of at least 32
-    many = mixed([Batch(part, NO_TARGET) for part in torch.arange(256.0).split(64)])
+    many = mixed([LoaderBatch(part, NO_TARGET) for part in torch.arange(256.0).split(64)])
     assert [batch.size for batch in many] == [64] * 4
     assert all(batch.inputs.min() < 64 and batch.inputs.max() >= 192 for batch in many)
 
 
 def test_what_cannot_be_taken_apart_is_left_as_it_is() -> None:
-    boxes = [Batch(torch.randn(2, 3), [{"box": torch.randn(5, 4)}]) for _ in range(2)]
+    boxes = [LoaderBatch(torch.randn(2, 3), [{"box": torch.randn(5, 4)}]) for _ in range(2)]
     assert mixed(boxes) == boxes
-    sizes = [Batch(torch.randn(2, 3, 8, 8), NO_TARGET), Batch(torch.randn(2, 3, 9, 9), NO_TARGET)]
+    sizes = [
+        LoaderBatch(torch.randn(2, 3, 8, 8), NO_TARGET),
+        LoaderBatch(torch.randn(2, 3, 9, 9), NO_TARGET),
+    ]
     assert mixed(sizes) == sizes
     assert halved({"x": torch.arange(5)}, 5)["x"].tolist() == [0, 1]
     assert halved(torch.arange(1), 1) is None
@@ -367,14 +370,14 @@ def test_what_cannot_be_taken_apart_is_left_as_it_is() -> None:
 
 
 def test_freezing_is_told_by_what_train_does() -> None:
-    plain = Layer(next(iter(nk_survey(nn.Sequential(nn.BatchNorm2d(3).eval())))))
+    plain = NormEvidence(next(iter(nk_survey(nn.Sequential(nn.BatchNorm2d(3).eval())))))
     assert not plain.frozen
 
     class Stubborn(nn.BatchNorm2d):
         def train(self, mode: bool = True) -> Any:
             return super().train(False)
 
-    held = Layer(next(iter(nk_survey(nn.Sequential(Stubborn(3).eval())))))
+    held = NormEvidence(next(iter(nk_survey(nn.Sequential(Stubborn(3).eval())))))
     assert held.frozen
     assert not held.learns
 

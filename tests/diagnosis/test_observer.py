@@ -20,8 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
 from normkit import catalog
-from normkit.diagnosis import Observed, glance, observe
+from normkit.diagnosis import Observed, observe
 from normkit.diagnosis.measures import condensation
+from normkit.diagnosis.observe import step
 from normkit.diagnosis.tapping import tap
 from normkit.errors import NormkitError, NothingToDo, OptionError
 from normkit.layers.base import Normalizer
@@ -153,13 +154,13 @@ def test_layers_of_normkit_need_no_second_pass(name: str, monkeypatch: Any) -> N
     """They have the moments already; only whitening, pixels and fixed maps have not."""
     model = nn.Sequential(catalog.make(name, 8))
     passes = []
-    plain = glance.quick_table
+    plain = step.moments_for
 
     def counted(*args: Any, **options: Any) -> Any:
         passes.append(args)
         return plain(*args, **options)
 
-    monkeypatch.setattr(glance, "quick_table", counted)
+    monkeypatch.setattr(step, "moments_for", counted)
     x = torch.randn(8, 8, 4, 4)
     twin = copy.deepcopy(model)
     with observe(model, every=1) as observer:
@@ -178,7 +179,7 @@ def test_what_is_heard_is_what_a_pass_would_find(name: str) -> None:
     with observe(copy.deepcopy(model), every=1, measures=wanted) as heard:
         heard.model(x)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(glance, "enough", lambda *_: None)
+        patch.setattr(step, "reusable", lambda *_: None)
         with observe(copy.deepcopy(model), every=1, measures=wanted) as counted:
             counted.model(x)
     assert [r[:3] for r in heard.records] == [r[:3] for r in counted.records]
@@ -196,8 +197,8 @@ def test_kernels_that_leave_no_tables(name: str, monkeypatch: Any) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.Sequential(catalog.make(name, 8)).to(device)
     x = torch.randn(6, 8, 4, 4, device=device)
-    found, passes, plain = [], [], glance.quick_table
-    monkeypatch.setattr(glance, "quick_table", lambda *a, **k: passes.append(a) or plain(*a, **k))
+    found, passes, plain = [], [], step.moments_for
+    monkeypatch.setattr(step, "moments_for", lambda *a, **k: passes.append(a) or plain(*a, **k))
     for backend in ("torch", "triton"):
         twin = copy.deepcopy(model)
         with nk.use_backend(backend), observe(twin, every=1) as observer:

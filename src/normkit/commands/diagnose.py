@@ -57,9 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--attribution",
-        choices=("esm", "swap", "none"),
-        default="esm",
-        help="where a gap comes from: by estimation shift, or exact, a pass for each norm",
+        choices=("output_error", "esm", "swap", "none"),
+        default="output_error",
+        help="where a gap comes from: by what running statistics do to outputs, by estimation "
+        "shift, or exact, a pass for each norm",
     )
     add("--max-batches", type=int, default=BATCHES, metavar="N", help=f"to look at ({BATCHES})")
     data_arguments.add_reading(parser)

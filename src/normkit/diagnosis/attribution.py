@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.diagnosis.measures import output_error
+from normkit.diagnosis.measures import esm, output_error
 from normkit.diagnosis.measures.statistics import wide
 from normkit.diagnosis.observe.collect import norms_of
-from normkit.diagnosis.observe.norm_record import NormRecord
-from normkit.diagnosis.observe.passes import Batch, Loss, each_batch, losses_of
+from normkit.diagnosis.observe.norm_record import NormRecord, watch_norms
+from normkit.diagnosis.observe.passes import Loss, Losses, losses_of
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import Site
-from normkit.inspection.calling import Forward
+from normkit.inspection.batches import BatchReader, Forward, LoaderBatch
 from normkit.inspection.foreign import measured
-from normkit.inspection.keeping import running_of
+from normkit.inspection.run import call_counts
 
-METHODS = ("esm", "swap")
+METHODS = ("output_error", "esm", "swap")
 SWAPS = ("prefix", "to_batch", "to_running")
 BATCHES = 16
+SHOWN = 5  # layers
+NEGLIGIBLE = 1e-3  # part of the loss that is not worth a word
+WORST = 1e6  # error of what is not a number
 Progress = Callable[[int, int], None]  # passes that are done, of how many
 
 
@@ -32,7 +34,7 @@ def attribute_gap(
     batches: Iterable[Any],
     loss: Loss | None = None,
     *,
-    method: str = "esm",
+    method: str = "output_error",
     swap: str = "prefix",
     where: Any = None,
     max_batches: int | None = BATCHES,
@@ -45,9 +47,13 @@ def attribute_gap(
     batch as in training. ``loss(output, target)`` is the mean over a batch (it gets the batch
     itself if that is no pair); without it, cross-entropy of (x, y).
 
-    ``method="esm"`` takes two passes over the batches: the gap is shared out by how wrong each
-    norm's running statistics are for what it gets while those below use the batch. "swap" measures
-    the loss with norms switched one by one, a pass each:
+    Two methods take two passes over the batches, and share the gap out by how wrong each norm's
+    running statistics are for what it gets while those below use the batch:
+        "output_error"  by what they add to the norm's output, which has no unit (the default)
+        "esm"           by the squares of the estimation shift magnitudes of means and deviations.
+                        They have the unit of the activations: a norm of large inputs weighs more
+                        than others, however little its shift does.
+    "swap" measures the loss with norms switched one by one, a pass each:
         "prefix"      running → batch from the input upwards, each staying switched. Adds up to the
                       whole gap; a norm is judged with all below it right.
         "to_batch"    running → batch for one norm alone: what repairing it would win.
@@ -57,161 +63,25 @@ def attribute_gap(
     The first ``max_batches`` are kept in memory, so that each pass sees the same.
     ``forward(model, batch)`` is for batches of another form than ``diagnose`` reads.
     """
-    for name, given, known in (("method", method, METHODS), ("swap", swap, SWAPS)):
-        if given not in known:
-            raise OptionError(f"Unknown {name} {given!r}. {nearest(str(given), known)}")
-    sites = _switchable(norms_of(model, where))
-    kept = list(each_batch(batches, model, max_batches, forward))
-    ordered = _in_order(model, sites, kept[:1])
-    measure = _LossMeter(model, kept, loss, progress)
-    if method == "esm":
-        return _by_shift(measure, ordered)
-    return _by_swaps(measure, ordered, swap)
-
-
-class _LossMeter:
-    """The losses of all batches for a choice of norms that use batch statistics."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: Sequence[Batch],
-        loss: Loss | None,
-        progress: Progress | None,
-    ) -> None:
-        self.model, self.batches, self.loss, self.progress = model, batches, loss, progress
-        self.done, self.total = 0, 2
-
-    def __call__(self, on_batch: Sequence[Site]) -> Losses:
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-        norms = [site.module for site in on_batch]
-        found = losses_of(self.model, self.batches, norms, self.loss)
-        self.done += 1
-        if self.progress is not None and self.done == self.total:
-            self.progress(self.done, self.total)
-        return found
-
-
-def _switchable(sites: Sequence[Site]) -> list[Site]:
-    """The norms that differ between train and eval mode."""
-    found = [site for site in sites if site.tracked and not measured(site).is_fixed]
-    if not found:
+    for name, given, choices in (("method", method, METHODS), ("swap", swap, SWAPS)):
+        if given not in choices:
+            raise OptionError(f"Unknown {name} {given!r}. {nearest(str(given), choices)}")
+    sites = [x for x in norms_of(model, where) if x.tracked and not measured(x).is_fixed]
+    if not sites:
         raise NothingToDo(
             "None of these norms has running statistics that training would not use, so there "
             "is no gap for them to make. Print survey(model) to see what they are."
         )
-    return found
-
-
-def _in_order(model: nn.Module, sites: list[Site], batches: Sequence[Batch]) -> list[Site]:
-    """The norms in the order in which they run; those that do not run are left out."""
-    order: dict[str, Site] = {}
-    with ExitStack() as stack:
-        for site in sites:
-            handle = site.module.register_forward_pre_hook(
-                lambda *_, site=site: order.setdefault(site.path, site) and None
-            )
-            stack.callback(handle.remove)
-        losses_of(model, batches, (), lambda *_: 0.0)
-    if not order:
+    kept = list(BatchReader(model, batches, forward, max_batches=max_batches))
+    by_module = {site.module: site for site in sites}
+    first = BatchReader(model, [kept[0].as_given()])
+    ordered = [by_module[module] for module in call_counts(first, list(by_module))]
+    if not ordered:
         raise NothingToDo("None of the norms ran on the first batch.")
-    return list(order.values())
-
-
-def _by_swaps(measure: _LossMeter, sites: list[Site], swap: str) -> GapAttribution:
-    total = len(sites)
-    measure.total = 1 + total if swap == "prefix" else 2 + total
-    running = measure(())
-    won: dict[str, Losses] = {}
-    if swap == "prefix":
-        before = running
-        for k, site in enumerate(sites):
-            after = measure(sites[: k + 1])
-            won[site.path] = before - after
-            before = after
-        batch = before
-    else:
-        batch = measure(sites)
-        for k, site in enumerate(sites):
-            others = sites[:k] + sites[k + 1 :]
-            won[site.path] = (
-                running - measure([site]) if swap == "to_batch" else (measure(others) - batch)
-            )
-    contributions = {path: losses.mean for path, losses in won.items()}
-    shares = share_out(contributions, (running - batch).mean)
-    return GapAttribution(batch, running, shares, contributions, "swap", swap)
-
-
-def _by_shift(measure: _LossMeter, sites: list[Site]) -> GapAttribution:
-    running = measure(())
-    watches = [NormRecord(site, None, frozenset(), 0) for site in sites]
-    with ExitStack() as stack:
-        for watch in watches:
-            handle = watch.site.module.register_forward_pre_hook(
-                lambda _, args, kwargs, watch=watch: watch.before(args, kwargs), with_kwargs=True
-            )
-            stack.callback(handle.remove)
-        batch = measure(sites)
-    errors = {watch.site.path: _error(watch) for watch in watches}
-    total = sum(errors.values())
-    shares = {path: error / total if total > 0 else 0.0 for path, error in errors.items()}
-    gap = (running - batch).mean
-    contributions = {path: share * gap for path, share in shares.items()}
-    return GapAttribution(batch, running, shares, contributions, "esm", None)
-
-
-def _error(watch: NormRecord) -> float:
-    """Output error of the running statistics, channels weighted by the square of their scale."""
-    running, expected = running_of(watch.site.norm), watch.expected.total
-    if running is None or expected is None:
-        return 0.0
-    error = output_error(running, expected, watch.site.eps or 0.0)
-    error = error.nan_to_num(nan=1e6, posinf=1e6)  # not a number is as wrong as can be
-    weight = getattr(watch.site.norm, "weight", None)
-    if not isinstance(weight, Tensor) or weight.shape != error.shape:
-        return float(error.mean())
-    square = wide(weight).square()
-    return float((error * square).sum() / square.sum()) if square.sum() > 0 else 0.0
-
-
-SHOWN = 5  # layers
-TINY = 1e-3  # part of the loss that is not worth a word
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The loss of each batch, and how many samples it had."""
-
-    values: tuple[float, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def mean(self) -> float:
-        """Over all samples; infinite if a batch has no finite loss."""
-        total = sum(v * n for v, n in zip(self.values, self.sizes, strict=True))
-        mean = total / sum(self.sizes)
-        return math.inf if math.isnan(mean) else mean
-
-    @property
-    def standard_error(self) -> float:
-        """Of the mean, from how much the batches differ; NaN for a single batch."""
-        n = len(self.values)
-        if n < 2 or not all(map(math.isfinite, self.values)):
-            return math.nan
-        weights = [size / sum(self.sizes) for size in self.sizes]
-        square = sum((w * (v - self.mean)) ** 2 for w, v in zip(weights, self.values, strict=True))
-        return math.sqrt(square * n / (n - 1))
-
-    def __sub__(self, other: Losses) -> Losses:
-        pairs = zip(self.values, other.values, strict=True)
-        return Losses(tuple(_less(a, b) for a, b in pairs), self.sizes)
-
-
-def _less(a: float, b: float) -> float:
-    """a − b, where NaN is as bad as infinite, and two infinite losses are equally bad."""
-    a, b = (math.inf if math.isnan(v) else v for v in (a, b))
-    return 0.0 if a == b else a - b
+    meter = _LossMeter(model, kept, loss, progress)
+    if method == "swap":
+        return _by_swaps(meter, ordered, swap)
+    return _by_statistics(meter, ordered, method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,8 +102,8 @@ class GapAttribution:
     def __post_init__(self) -> None:
         ranked = sorted(self.shares, key=lambda path: -self.shares[path])
         for name in ("shares", "contributions"):
-            found = getattr(self, name)
-            object.__setattr__(self, name, {path: found[path] for path in ranked})
+            values = getattr(self, name)
+            object.__setattr__(self, name, {path: values[path] for path in ranked})
 
     @property
     def train_loss(self) -> float:
@@ -256,8 +126,8 @@ class GapAttribution:
     @property
     def is_gap(self) -> bool:
         """Whether eval mode is worse by more than two standard errors, and more than rounding."""
-        error = self.standard_error
-        return self.gap > max(TINY * abs(self.train_loss), 0.0 if math.isnan(error) else 2 * error)
+        error = 0.0 if math.isnan(self.standard_error) else 2 * self.standard_error
+        return self.gap > max(NEGLIGIBLE * abs(self.train_loss), error)
 
     @property
     def worst(self) -> str:
@@ -267,21 +137,67 @@ class GapAttribution:
     def __str__(self) -> str:
         count, samples = len(self.batch.sizes), sum(self.batch.sizes)
         batches = "1 batch" if count == 1 else f"{count} batches"
-        said = [
+        lines = [
             f"The loss is {self.train_loss:.4g} with batch statistics and {self.eval_loss:.4g} "
             f"with running ones: a gap of {self.gap:.4g} ({batches}, {samples} samples)."
         ]
         if not self.is_gap:
-            return f"{said[0]}\nThat is no gap worth attributing."
+            return f"{lines[0]}\nThat is no gap worth attributing."
         for path, share in list(self.shares.items())[:SHOWN]:
             share = round(share, 2) + 0.0  # no −0 %
-            said.append(f"{share:>7.0%} of the gap enters at {path or 'the model itself'}")
+            lines.append(f"{share:>7.0%} of the gap enters at {path or 'the model itself'}")
         if len(self.shares) > SHOWN:
             rest = sum(list(self.shares.values())[SHOWN:])
-            said.append(f"{rest:>7.0%} at {len(self.shares) - SHOWN} others")
-        if self.method == "esm":
-            said.append('Judged by estimation shift; method="swap" measures the loss.')
-        return "\n".join(said)
+            lines.append(f"{rest:>7.0%} at {len(self.shares) - SHOWN} others")
+        if self.method != "swap":
+            judged = "output error" if self.method == "output_error" else "estimation shift"
+            lines.append(f'Judged by {judged}; method="swap" measures the loss.')
+        return "\n".join(lines)
+
+
+class _LossMeter:
+    """The losses of all batches for a choice of norms that use batch statistics."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[LoaderBatch],
+        loss: Loss | None,
+        progress: Progress | None,
+    ) -> None:
+        self.model, self.batches, self.loss, self.progress = model, batches, loss, progress
+        self.done, self.total = 0, 2
+
+    def __call__(self, on_batch: Sequence[Site]) -> Losses:
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+        norms = [site.module for site in on_batch]
+        losses = losses_of(self.model, self.batches, norms, self.loss)
+        self.done += 1
+        if self.progress is not None and self.done == self.total:
+            self.progress(self.done, self.total)
+        return losses
+
+
+def _by_swaps(meter: _LossMeter, sites: list[Site], swap: str) -> GapAttribution:
+    meter.total = len(sites) + (1 if swap == "prefix" else 2)
+    running = meter(())
+    won: dict[str, Losses] = {}
+    if swap == "prefix":
+        batch = running
+        for k, site in enumerate(sites, 1):
+            before, batch = batch, meter(sites[:k])
+            won[site.path] = before - batch
+    else:
+        batch = meter(sites)
+        for k, site in enumerate(sites):
+            others = sites[:k] + sites[k + 1 :]
+            won[site.path] = (
+                running - meter([site]) if swap == "to_batch" else meter(others) - batch
+            )
+    contributions = {path: losses.mean for path, losses in won.items()}
+    shares = share_out(contributions, (running - batch).mean)
+    return GapAttribution(batch, running, shares, contributions, "swap", swap)
 
 
 def share_out(contributions: Mapping[str, float], gap: float) -> dict[str, float]:
@@ -290,3 +206,42 @@ def share_out(contributions: Mapping[str, float], gap: float) -> dict[str, float
         return {path: c / gap if gap else 0.0 for path, c in contributions.items()}
     infinite = [path for path, c in contributions.items() if c == gap]
     return {path: 1 / len(infinite) if path in infinite else 0.0 for path in contributions}
+
+
+def _by_statistics(meter: _LossMeter, sites: list[Site], method: str) -> GapAttribution:
+    error = _output_error if method == "output_error" else _shift
+    running = meter(())
+    with watch_norms(
+        meter.model, sites, lambda site, act: NormRecord(site, act, frozenset(), 0)
+    ) as norms:
+        batch = meter(sites)
+    errors = {site.path: error(norms[site.path]) if site.path in norms else 0.0 for site in sites}
+    total = sum(errors.values())
+    shares = {path: error / total if total > 0 else 0.0 for path, error in errors.items()}
+    gap = (running - batch).mean
+    contributions = {path: share * gap for path, share in shares.items()}
+    return GapAttribution(batch, running, shares, contributions, method, None)
+
+
+def _output_error(norm: NormRecord) -> float:
+    """Output error of the running statistics, channels weighted by the square of their scale."""
+    running, expected = norm.kept, norm.expected.total
+    if running is None or expected is None:
+        return 0.0
+    error = output_error(running, expected, norm.site.eps or 0.0)
+    error = error.nan_to_num(nan=WORST, posinf=WORST)
+    weight = getattr(norm.norm, "weight", None)
+    if not isinstance(weight, Tensor) or weight.shape != error.shape:
+        return float(error.mean())
+    square = wide(weight).square()
+    return float((error * square).sum() / square.sum()) if square.sum() > 0 else 0.0
+
+
+def _shift(norm: NormRecord) -> float:
+    """Squares of the estimation shift magnitudes of means and of standard deviations."""
+    running, expected = norm.kept, norm.expected.total
+    if running is None or expected is None:
+        return 0.0
+    shift = esm(running, expected)
+    square = shift.mean.square() + shift.std.square()
+    return float(square.nan_to_num(nan=WORST**2, posinf=WORST**2))

@@ -12,12 +12,12 @@ from torch import nn
 from normkit.diagnosis.attribution import METHODS, GapAttribution, attribute_gap
 from normkit.diagnosis.diagnosis import Diagnosis, LayerNumbers
 from normkit.diagnosis.findings import examine, gather
-from normkit.diagnosis.findings.evidence import Evidence, State, as_given
+from normkit.diagnosis.findings.evidence import Evidence, State
 from normkit.diagnosis.findings.finding import Undecided
 from normkit.diagnosis.findings.norm import NormEvidence
 from normkit.diagnosis.observe.passes import Loss
 from normkit.errors import NothingToDo, OptionError, nearest
-from normkit.inspection.calling import Forward
+from normkit.inspection.batches import Forward
 
 BATCHES = 16
 
@@ -32,7 +32,7 @@ def diagnose(
     ranks: Sequence[State | nn.Module] = (),
     ema_of: State | nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    attribution: str | None = "esm",
+    attribution: str | None = "output_error",
     max_batches: int = BATCHES,
     forward: Forward | None = None,
 ) -> Diagnosis:
@@ -52,8 +52,8 @@ def diagnose(
         ranks         state_dicts, one a process: whether their statistics agree
         ema_of        the live model if ``model`` is a moving average of it, or its state_dict
         optimizer     whether it has all parameters of the norms
-        attribution   "esm", "swap" (exact, a pass for each norm) or None: where the gap between
-                      both modes comes from
+        attribution   where the gap between both modes comes from: "output_error" or "esm" (by
+                      running statistics), "swap" (exact, a pass for each norm) or None
 
     ``print`` the result, or take ``.findings``, ``.to_json(path)``, ``.to_html(path)``.
 
@@ -94,7 +94,7 @@ def _gap(evidence: Evidence, loss: Loss | None, method: str) -> GapAttribution |
     """Where the gap comes from; None if there is no loss, or nothing that could differ."""
     if evidence.gap is None:
         return None
-    batches = [as_given(batch) for batch in evidence.batches]
+    batches = [batch.as_given() for batch in evidence.batches]
     try:
         return attribute_gap(evidence.model, batches, loss, method=method)
     except NothingToDo:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from normkit.core.moments import Moments
 from normkit.diagnosis.observe.collect import norms_of
-from normkit.diagnosis.observe.passes import Loss, each_batch, losses_of
+from normkit.diagnosis.observe.passes import Loss, losses_of
 from normkit.errors import NothingToDo, OptionError
-from normkit.inspection.calling import Forward
-from normkit.inspection.keeping import reader_of
+from normkit.inspection.batches import BatchReader, Forward
+from normkit.inspection.statistics import pooled_statistics_of
 
 PER = ("channel", "layer")
 DELTAS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -40,17 +40,18 @@ def disturbed(
         raise OptionError(f"disturbed expects delta ≥ 0, got {delta!r}.")
     if per not in PER:
         raise OptionError(f"disturbed expects per='channel' or 'layer', got {per!r}.")
-    readers = {site.path: reader_of(site.norm) for site in norms_of(model, where)}
-    found = {path: reader for path, reader in readers.items() if reader is not None}
-    if not found:
+    sites = norms_of(model, where)
+    every = {site.path: pooled_statistics_of(site.norm) for site in sites}
+    kept = {path: statistics for path, statistics in every.items() if statistics is not None}
+    if not kept:
         raise NothingToDo("None of these norms has running statistics to disturb.")
-    buffers = {b for reader in found.values() for b in reader.norm.buffers(recurse=False)}
+    buffers = {b for one in kept.values() for b in one.norm.buffers(recurse=False)}
     before = [(buffer, buffer.detach().clone()) for buffer in buffers]
     drawn = torch.Generator().manual_seed(seed)
     try:
-        for reader in found.values():
-            reader.put(_wrong(reader.read(), delta, per == "channel", drawn))
-        yield tuple(found)
+        for statistics in kept.values():
+            statistics.put(_wrong(statistics.read(), delta, per == "channel", drawn))
+        yield tuple(kept)
     finally:
         with torch.no_grad():
             for buffer, value in before:
@@ -116,7 +117,7 @@ def disturbance_test(
         raise OptionError(f"disturbance_test expects seeds ≥ 1, got {seeds!r}.")
     with disturbed(model, 0.0, where=where, per=per) as layers:  # refuses what cannot be done
         pass
-    kept = list(each_batch(batches, model, max_batches, forward))
+    kept = list(BatchReader(model, batches, forward, max_batches=max_batches))
     plain = losses_of(model, kept, (), loss).mean
     found: dict[float, tuple[float, ...]] = {}
     for delta in deltas:

@@ -9,23 +9,17 @@ from torch import Tensor
 
 from normkit.core.messages import counted
 from normkit.core.moments import Moments
-from normkit.diagnosis.findings.evidence import Evidence, State
-from normkit.diagnosis.findings.finding import (
+from normkit.diagnosis.findings.bounds import (
     FITS,
     OFF,
     SURE,
     WRONG,
-    EarlierFindings,
-    Finding,
-    Kind,
     averaged_batches,
-    listed,
-    named,
-    places,
     sampling_error,
 )
-from normkit.diagnosis.findings.norm import NormEvidence, finite
-from normkit.inspection.keeping import reader_of
+from normkit.diagnosis.findings.evidence import Evidence, State
+from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, listed, named, places
+from normkit.diagnosis.findings.norm import NormEvidence
 
 POISONED = Kind(
     "poisoned-statistics",
@@ -83,11 +77,11 @@ DIVERGED = Kind(
 
 
 def nonfinite_statistics(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
-    all_of = [x for x in evidence.layers if x.path not in earlier.spoiled]
-    layers = [x for x in all_of if not finite(x.buffer("running_mean"))]
-    layers += [x for x in all_of if not finite(x.buffer(x.second)) and x not in layers]
+    unexplained = [x for x in evidence.layers if x.path not in earlier.spoiled]
+    bad = {x: _nonfinite_channels(x) for x in unexplained}
+    layers = [x for x, channels in bad.items() if channels]
     if layers:
-        channels = sum(map(_poisoned_channels, layers))
+        channels = sum(bad[x] for x in layers)
         yield POISONED.finding(
             "serious",
             layers,
@@ -99,9 +93,8 @@ def nonfinite_statistics(evidence: Evidence, earlier: EarlierFindings) -> Iterat
         )
 
 
-def _poisoned_channels(layer: NormEvidence) -> int:
-    found = [layer.buffer("running_mean"), layer.buffer(layer.second)]
-    bad = [~torch.isfinite(each) for each in found if each is not None]
+def _nonfinite_channels(layer: NormEvidence) -> int:
+    bad = [~buffer.isfinite() for buffer in layer.running_buffers.values()]
     return int(torch.stack(bad).any(0).sum()) if bad else 0
 
 
@@ -243,14 +236,12 @@ def rank_disagreement(evidence: Evidence, earlier: EarlierFindings) -> Iterator[
 
 def statistics_in(state: State, layer: NormEvidence) -> Moments | None:
     """The running statistics of a layer in a state_dict, as mean and variance (1, K)."""
-    mean = state_value(state, f"{layer.prefix}running_mean")
-    second = state_value(state, f"{layer.prefix}{layer.second}")
-    if mean is None or second is None or layer.kept is None:
+    found = {name: state_value(state, f"{layer.prefix}{name}") for name in layer.running_buffers}
+    buffers = {name: value for name, value in found.items() if value is not None}
+    if layer.kept is None or len(buffers) < 2:
         return None
-    reader = reader_of(layer.norm)
-    assert reader is not None
+    mean, var = layer.statistics.keeper.decode_statistics(buffers)
     device = layer.kept.mean.device
-    var = reader.as_variance(mean, second)
     return Moments(mean[None].to(device), var[None].to(device), 1)
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from normkit.core.messages import counted
-from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import (
+from normkit.diagnosis.findings.bounds import (
     DEAD,
     HUGE_SCALE,
     LARGE_SCALE,
@@ -17,12 +16,9 @@ from normkit.diagnosis.findings.finding import (
     NEARLY_ALL,
     OFF,
     WRONG,
-    EarlierFindings,
-    Finding,
-    Kind,
-    conversion,
-    named,
 )
+from normkit.diagnosis.findings.evidence import Evidence
+from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, conversion, named
 from normkit.diagnosis.findings.norm import NormEvidence
 
 DEAD_CHANNELS = Kind(

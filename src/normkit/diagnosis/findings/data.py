@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.observe.passes import NO_TARGET, Batch
-from normkit.inspection.batches import tensors_in
-from normkit.inspection.calling import Call
-from normkit.inspection.keepers import table_of
-from normkit.inspection.tally import Pooling
+from normkit.inspection.batches import NO_TARGET, LoaderBatch, ModelCall, tensors_in
+from normkit.inspection.statistics import MomentsAccumulator, channel_moments
 
 FEATURES = 512  # of a sample, that batches are compared by
 BATCHES = 4  # least number that can be compared
@@ -35,18 +32,18 @@ class LoaderFacts:
     dataset: bool = False  # whether the loader has one, from which another can be made
 
 
-def data_of(batches: list[Batch], loader: Any, complete: bool) -> LoaderFacts:
+def data_of(batches: list[LoaderBatch], loader: Any, complete: bool) -> LoaderFacts:
     """From the batches that were read; ``complete`` if these are all."""
-    pooling, means, spreads, sizes = Pooling(), [], [], []
+    pooling, means, spreads, sizes = MomentsAccumulator(), [], [], []
     for batch in batches:
         sizes.append(batch.size)
         x = next(tensors_in(batch.inputs), None)
-        if isinstance(batch.inputs, Call) and batch.inputs.samples is not None:
+        if isinstance(batch.inputs, ModelCall) and batch.inputs.samples is not None:
             x = None  # images of several sizes are no batch
         if x is None or not x.is_floating_point() or x.dim() < 2 or x.numel() == 0:
             continue
         if pooling.total is None or pooling.total.mean.shape[1] == x.shape[1]:
-            pooling.add(table_of(x).pooled(samples=None))
+            pooling.add(channel_moments(x).pooled(samples=None))
         if len(x) > 1 and len(x) == batches[0].size:
             features = _features(x)
             means.append(features.mean(0))
@@ -93,7 +90,7 @@ def chance_of(compared: int) -> float:
 
 
 def _announced(loader: Any) -> tuple[int | None, int | None, int | None]:
-    """Batch size, size of the last batch, and samples of an epoch, as a DataLoader says."""
+    """LoaderBatch size, size of the last batch, and samples of an epoch, as a DataLoader says."""
     size = getattr(loader, "batch_size", None)
     sampler = getattr(loader, "sampler", None)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -111,7 +108,7 @@ SAMPLES = 32  # of a mixed batch, if the given ones are smaller
 VALUES = 1 << 24  # and as long as it has no more values than this
 
 
-def mixed(batches: list[Batch]) -> list[Batch]:
+def mixed(batches: list[LoaderBatch]) -> list[LoaderBatch]:
     """The same samples, dealt out in turn to batches of their size or of at least 32 samples.
 
     Evaluation data often come sorted, and in small batches: statistics of such a batch are not
@@ -129,7 +126,7 @@ def mixed(batches: list[Batch]) -> list[Batch]:
     return [_every(batches, first, count) for first in range(count)]
 
 
-def _every(batches: list[Batch], first: int, count: int) -> Batch:
+def _every(batches: list[LoaderBatch], first: int, count: int) -> LoaderBatch:
     """Every count-th sample of all batches, beginning with number ``first``."""
     starts, seen = [], 0
     for batch in batches:
@@ -137,15 +134,15 @@ def _every(batches: list[Batch], first: int, count: int) -> Batch:
         seen += batch.size
     inputs = _joined([batch.inputs for batch in batches], starts, count)
     if batches[0].target is NO_TARGET:
-        return Batch(inputs, NO_TARGET)
-    return Batch(inputs, _joined([batch.target for batch in batches], starts, count))
+        return LoaderBatch(inputs, NO_TARGET)
+    return LoaderBatch(inputs, _joined([batch.target for batch in batches], starts, count))
 
 
 def _joined(parts: list[Any], starts: list[int], step: int) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat([part[s::step] for part, s in zip(parts, starts, strict=True)])
-    if isinstance(first, Call):
+    if isinstance(first, ModelCall):
         return replace(first, batch=_joined([part.batch for part in parts], starts, step))
     if isinstance(first, Mapping):
         return {name: _joined([part[name] for part in parts], starts, step) for name in first}
@@ -154,7 +151,7 @@ def _joined(parts: list[Any], starts: list[int], step: int) -> Any:
     return first
 
 
-def _by_sample(batch: Batch) -> bool:
+def _by_sample(batch: LoaderBatch) -> bool:
     """Whether inputs and target are nothing but tensors, as long as the batch."""
     given = (batch.inputs,) if batch.target is NO_TARGET else (batch.inputs, batch.target)
     return all(_cut(each, batch.size) for each in given)
@@ -163,7 +160,7 @@ def _by_sample(batch: Batch) -> bool:
 def _cut(value: Any, size: int) -> bool:
     if isinstance(value, Tensor):
         return value.dim() > 0 and value.shape[0] == size
-    if isinstance(value, Call):
+    if isinstance(value, ModelCall):
         return value.samples is None and _cut(value.batch, size)
     if isinstance(value, Mapping):
         return all(_cut(each, size) for each in value.values())
@@ -171,13 +168,13 @@ def _cut(value: Any, size: int) -> bool:
     return is_list and all(_cut(each, size) for each in value)
 
 
-def _alike(batches: list[Batch]) -> bool:
+def _alike(batches: list[LoaderBatch]) -> bool:
     """Whether the tensors of all batches have the same form but for the number of samples."""
     forms = [[(t.shape[1:], t.dtype) for t in _tensors(batch)] for batch in batches]
     return all(form == forms[0] for form in forms)
 
 
-def _tensors(batch: Batch) -> Iterable[Tensor]:
+def _tensors(batch: LoaderBatch) -> Iterable[Tensor]:
     yield from tensors_in(batch.inputs)
     if batch.target is not NO_TARGET:
         yield from tensors_in(batch.target)
@@ -193,7 +190,7 @@ def halved(inputs: Any, size: int) -> Any | None:
 def _upto(value: Any, count: int) -> Any:
     if isinstance(value, Tensor):
         return value[:count]
-    if isinstance(value, Call):
+    if isinstance(value, ModelCall):
         return replace(value, batch=_upto(value.batch, count))
     if isinstance(value, Mapping):
         return {name: _upto(each, count) for name, each in value.items()}

@@ -11,23 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from normkit.diagnosis.findings.bounds import SURE
 from normkit.diagnosis.findings.data import LoaderFacts, data_of, mixed
-from normkit.diagnosis.findings.finding import SURE
 from normkit.diagnosis.findings.norm import NormEvidence
 from normkit.diagnosis.observe.collect import collect, norms_of
 from normkit.diagnosis.observe.measurements import Measurements
-from normkit.diagnosis.observe.passes import (
-    NO_TARGET,
-    Batch,
-    Loss,
-    ModelPass,
-    each_batch,
-    has_loss,
-    run_pass,
-)
+from normkit.diagnosis.observe.passes import Loss, ModelPass, has_loss, run_pass
 from normkit.errors import NothingToDo, OptionError, ShapeError
 from normkit.inspection import Survey, survey
-from normkit.inspection.calling import Forward
+from normkit.inspection.batches import BatchReader, Forward, LoaderBatch
 
 State = Mapping[str, Any]
 
@@ -60,7 +52,7 @@ class Evidence:
     model: nn.Module
     survey: Survey
     layers: tuple[NormEvidence, ...]  # in the order in which they run
-    batches: Sequence[Batch]
+    batches: Sequence[LoaderBatch]
     data: LoaderFacts
     eval: ModelPass
     own: ModelPass | None = None
@@ -137,12 +129,12 @@ def gather(
     )
     batches = mixed(given)
     losses = has_loss(loss, model, batches[0])
-    found = survey(model, batches[0].inputs)
-    judged = [NormEvidence(site) for site in found]
+    sites = survey(model, batches[0].inputs)
+    judged = [NormEvidence(site) for site in sites]
     free = [layer.norm for layer in judged if layer.learns and layer.pools]
-    on_running = run_pass(model, found, batches, loss=loss, losses=losses)
-    on_batch = _on_batch(model, found, batches, free, loss, losses)
-    training = _on_batch(model, found, trained, free, None, False) if trained else None
+    on_running = run_pass(model, sites, batches, loss=loss, losses=losses)
+    on_batch = _on_batch(model, sites, batches, free, loss, losses)
+    training = _on_batch(model, sites, trained, free, None, False) if trained else None
     layers = [
         NormEvidence(
             site,
@@ -150,13 +142,13 @@ def gather(
             (on_batch or on_running).norms.get(site.path),
             None if training is None else training.norms.get(site.path),
         )
-        for site in found
+        for site in sites
     ]
     order = {path: number for number, path in enumerate(on_running.norms)}
     layers.sort(key=lambda layer: order.get(layer.path, len(order)))
     return Evidence(
         model,
-        found,
+        sites,
         tuple(layers),
         batches,
         data,
@@ -168,25 +160,20 @@ def gather(
         states,
         average,
         optimizer,
-        collect(model, [as_given(batch) for batch in batches]),
+        collect(model, [batch.as_given() for batch in batches]),
         nats=losses and loss is None,
     )
 
 
-def as_given(batch: Batch) -> tuple[Any, ...]:
-    """A batch in the form in which users give them."""
-    return (batch.inputs,) if batch.target is NO_TARGET else (batch.inputs, batch.target)
-
-
 def _read(
     model: nn.Module, loader: Iterable[Any], most: int, forward: Forward | None
-) -> tuple[list[Batch], LoaderFacts]:
+) -> tuple[list[LoaderBatch], LoaderFacts]:
     """At most so many batches, and what can be said about them; one more shows if these are all."""
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise OptionError(f"max_batches expects a number of at least 1, got {most!r}.")
-    found = list(each_batch(loader, model, most + 1, forward))
-    complete = len(found) <= most
-    batches = [batch for batch in found[:most] if batch.size]
+    read = list(BatchReader(model, loader, forward, max_batches=most + 1))
+    complete = len(read) <= most
+    batches = [batch for batch in read[:most] if batch.size]
     if not batches:
         raise NothingToDo("The loader gave batches without any samples.")
     return batches, data_of(batches, loader, complete)
@@ -194,8 +181,8 @@ def _read(
 
 def _on_batch(
     model: nn.Module,
-    found: Any,
-    batches: list[Batch],
+    sites: Survey,
+    batches: list[LoaderBatch],
     free: list[nn.Module],
     loss: Loss | None,
     losses: bool,
@@ -205,7 +192,7 @@ def _on_batch(
     if not several or (len(several) < len(batches) and losses):
         return None
     try:
-        return run_pass(model, found, several, on_batch=free, loss=loss, losses=losses)
+        return run_pass(model, sites, several, on_batch=free, loss=loss, losses=losses)
     except ShapeError:
         return None
 

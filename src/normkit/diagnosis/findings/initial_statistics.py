@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from normkit.diagnosis.findings.bounds import OFF
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import (
-    OFF,
     EarlierFindings,
     Finding,
     Kind,

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.findings.finding import WRONG, average_error, sampling_error
+from normkit.diagnosis.findings.bounds import WRONG, average_error, sampling_error
 from normkit.diagnosis.measures import output_error
 from normkit.diagnosis.observe.passes import PassRecord
 from normkit.inspection import Site
 from normkit.inspection.foreign import measured
-from normkit.inspection.keeping import running_of
+from normkit.inspection.statistics import NormStatistics, running_moments
 from normkit.layers.measured import Measured
 
 ROUNDED = 1e-3
@@ -57,16 +57,20 @@ class NormFacts:
     @cached_property
     def kept(self) -> Moments | None:
         """Its running statistics as mean and variance (1, K)."""
-        return running_of(self.norm)
+        return running_moments(self.norm)
+
+    @cached_property
+    def statistics(self) -> NormStatistics:
+        return NormStatistics(self.path, self.norm, self.site.kind)
+
+    @property
+    def running_buffers(self) -> dict[str, Tensor]:
+        """What it keeps: a mean, and beside it a variance or what the layer has in its place."""
+        return self.statistics.buffers
 
     def buffer(self, name: str) -> Tensor | None:
         found = getattr(self.norm, name, None)
         return found.detach() if isinstance(found, Tensor) else None
-
-    @property
-    def second(self) -> str:
-        """The name of the buffer beside the mean."""
-        return getattr(self.norm, "second_buffer", "running_var")
 
     @cached_property
     def count(self) -> int | None:
@@ -77,9 +81,9 @@ class NormFacts:
     @cached_property
     def at_start(self) -> bool:
         """Whether its statistics are what a new layer has, or one that such a layer became."""
-        mean, second = self.buffer("running_mean"), self.buffer(self.second)
-        if mean is None or second is None:
+        if len(self.running_buffers) < 2:
             return False
+        mean, second = self.running_buffers.values()
         start = getattr(self.norm, "second_start", 1.0)
         # no training leaves all means at exactly 0; a deviation of √(1 + eps) is a converted 1
         return bool((mean == 0).all() and ((second - start).abs() <= ROUNDED).all())

@@ -9,25 +9,22 @@ from typing import Any
 from torch import Tensor, nn
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import (
+from normkit.diagnosis.findings.bounds import (
     ALIKE_RATIOS,
     FACTOR_OF_TWO,
     FITS,
     OFF,
     SURE,
     WRONG,
-    EarlierFindings,
-    Finding,
-    Kind,
     average_error,
-    named,
-    places,
     sampling_error,
 )
+from normkit.diagnosis.findings.evidence import Evidence
+from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, named, places
 from normkit.diagnosis.findings.norm import NormEvidence
 from normkit.diagnosis.measures import output_error
-from normkit.diagnosis.observe.passes import NO_TARGET, run_pass
+from normkit.diagnosis.observe.passes import run_pass
+from normkit.inspection.batches import NO_TARGET
 
 ADAPTING = "nk.adapt(model, loader, prior=0)"
 STALE = Kind(
@@ -260,7 +257,7 @@ def dropout_before_norm(evidence: Evidence, earlier: EarlierFindings) -> Iterato
         evidence.survey,
         [batch for batch in evidence.batches if batch.size > 1],
         on_batch=free,
-        awake=drops.values(),
+        training=drops.values(),
     )
     errors = {x: x.error_on(with_drops.norms.get(x.path)) for x in suspects}
     told = [x for x in suspects if errors[x] < x.error / 2]

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from normkit.diagnosis.findings.bounds import FEW_IMAGES, FEW_VALUES, MANY_VALUES
 from normkit.diagnosis.findings.data import BATCHES, LoaderFacts, chance_of, halved
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import (
-    FEW_IMAGES,
-    FEW_VALUES,
-    MANY_VALUES,
     EarlierFindings,
     Finding,
     Kind,
@@ -22,9 +20,10 @@ from normkit.diagnosis.findings.finding import (
     places,
 )
 from normkit.diagnosis.findings.norm import NormEvidence
-from normkit.diagnosis.observe.passes import Batch, output_of, using_batch
+from normkit.diagnosis.observe.passes import using_batch
 from normkit.errors import NormkitError
 from normkit.inspection import undisturbed
+from normkit.inspection.batches import LoaderBatch, run_batch
 
 LAST_OF_ONE = Kind(
     "last-batch-of-one",
@@ -200,7 +199,7 @@ def _dependent(
     )
 
 
-def dependence(model: nn.Module, batch: Batch, training: list[nn.Module]) -> float:
+def dependence(model: nn.Module, batch: LoaderBatch, training: list[nn.Module]) -> float:
     """How far the output of samples changes if the other half of their batch is missing.
 
     Relative to the size of the output; NaN if the batch cannot be cut.
@@ -212,7 +211,7 @@ def dependence(model: nn.Module, batch: Batch, training: list[nn.Module]) -> flo
     for inputs in (batch.inputs, half):
         with undisturbed(model), using_batch(training):
             try:
-                outputs.append(output_of(model, Batch(inputs, None), 1))
+                outputs.append(run_batch(model, LoaderBatch(inputs), 1))
             except NormkitError:
                 return math.nan
     whole, part = outputs

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from normkit.diagnosis.findings.bounds import COUNTED, FITS, MOSTLY, START_LEFT, averaged_batches
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import (
-    COUNTED,
-    FITS,
-    MOSTLY,
-    START_LEFT,
     EarlierFindings,
     Finding,
     Kind,
-    averaged_batches,
     conversion,
     named,
     places,

@@ -7,16 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
-from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from normkit.core.messages import counted
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, places
 from normkit.diagnosis.findings.norm import finite
-from normkit.diagnosis.observe.passes import output_of
-from normkit.inspection import undisturbed
-from normkit.inspection.batches import tensors_in
+from normkit.inspection.batches import run_batch
+from normkit.inspection.flow import OUTPUT, record_flow
 from normkit.inspection.kinds import is_weighted, kind_of
 
 BROKEN = Kind(
@@ -41,38 +38,6 @@ ORPHANED = Kind(
     "replaced after the optimizer was made.",
     "lightning#18802, opacus#580",
 )
-
-
-class _Flow(TorchFunctionMode):
-    """Follows the output of standardized layers until a norm takes it, or a layer or the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.carried: Any = WeakIdKeyDictionary()  # tensor -> paths of layers it comes from
-        self.met: dict[str, str] = {}  # path -> what got its output
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        paths = self.paths_of((args, kwargs or {}))
-        result = func(*args, **(kwargs or {}))
-        if paths:
-            self.carry(result, paths)
-        return result
-
-    def paths_of(self, value: Any) -> frozenset[str]:
-        found = [self.carried[t] for t in tensors_in(value) if t in self.carried]
-        return frozenset().union(*found)
-
-    def carry(self, value: Any, paths: frozenset[str]) -> None:
-        for tensor in tensors_in(value):
-            self.carried[tensor] = paths
-
-    def drop(self, value: Any) -> None:
-        for tensor in tensors_in(value):
-            self.carried.pop(tensor, None)
-
-    def meet(self, value: Any, name: str) -> None:
-        for path in self.paths_of(value):
-            self.met.setdefault(path, name)
 
 
 def nonfinite_weights(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
@@ -124,33 +89,27 @@ def standardized_without_norm(evidence: Evidence, earlier: EarlierFindings) -> I
 
 
 def _follow(evidence: Evidence, standardized: dict[str, nn.Module]) -> dict[str, str]:
-    flow, handles = _Flow(), []
-    for path, module in evidence.model.named_modules():
-        if kind_of(module) is not None:
-            handles.append(module.register_forward_hook(lambda *call: flow.drop(call[-1])))
-        elif path in standardized or (is_weighted(module) and not list(module.children())):
-            handles.append(
-                module.register_forward_pre_hook(
-                    lambda _, args, kwargs, path=path: flow.meet((args, kwargs), path),
-                    with_kwargs=True,
-                )
-            )
-            own = frozenset({path}) if path in standardized else frozenset()
-
-            def after(*call: Any, own: frozenset[str] = own) -> None:
-                flow.drop(call[-1])
-                if own:
-                    flow.carry(call[-1], own)
-
-            handles.append(module.register_forward_hook(after))
-    try:
-        with undisturbed(evidence.model), flow:
-            output = output_of(evidence.model, evidence.batches[0], 1)
-            flow.meet(output, "the output")
-    finally:
-        for handle in handles:
-            handle.remove()
-    return flow.met
+    """By path of a standardized layer: the first layer or end that its output reaches bare."""
+    modules = dict(evidence.model.named_modules())
+    norms = {path: m for path, m in modules.items() if kind_of(m) is not None}
+    layers = {
+        path: m
+        for path, m in modules.items()
+        if path not in norms
+        and (path in standardized or (is_weighted(m) and not list(m.children())))
+    }
+    flow = record_flow(
+        evidence.model,
+        lambda: run_batch(evidence.model, evidence.batches[0], 1),
+        standardized,
+        {**norms, **layers},
+        through=lambda name: True,
+    )
+    ends: dict[str, str] = {}
+    for use in flow.uses:
+        if use.user in layers or use.user == OUTPUT:
+            ends.setdefault(use.source, "the output" if use.user == OUTPUT else use.user)
+    return ends
 
 
 def untrained_parameters(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:

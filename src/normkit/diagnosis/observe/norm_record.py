@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from normkit.core.moments import Moments
 from normkit.diagnosis.measures import (
-    ActivityBounds,
     condensation,
     condensation_matrix,
     gate_saturation,
@@ -24,17 +23,22 @@ from normkit.diagnosis.measures import (
 )
 from normkit.diagnosis.measures.parameters import drift_rms
 from normkit.diagnosis.measures.statistics import esm_and_error, wide
+from normkit.diagnosis.observe.activations import AfterActivation, Listener, bounds_of, closes
 from normkit.inspection import Site
 from normkit.inspection.foreign import measured
-from normkit.inspection.keepers import table_of
-from normkit.inspection.keeping import reader_of
-from normkit.inspection.tally import Pooling
+from normkit.inspection.run import watch_inputs
+from normkit.inspection.statistics import (
+    MomentsAccumulator,
+    channel_moments,
+    pooled_statistics_of,
+)
 from normkit.layers.measured import Refusal
 
 LIMIT = 6.0  # standard deviations
 NO_INPUT = Refusal("it was given nothing that has statistics")
 NOT_ASKED = Refusal("it was not asked for")
 NO_ACTIVATION = Refusal("no activation is seen after it")
+AnyRecord = TypeVar("AnyRecord", bound="NormRecord")
 
 
 class Share:
@@ -78,11 +82,11 @@ class NormRecord:
     ) -> None:
         self.site, self.act, self.wanted, self.samples = site, act, wanted, samples
         self.norm, self.measured = site.norm, measured(site)
-        self.reader = reader_of(self.norm, site.kind)
-        self.kept = None if self.reader is None else self.reader.read()
+        self.statistics = pooled_statistics_of(self.norm, site.kind)
+        self.kept = None if self.statistics is None else self.statistics.read()
         self.calls = 0
-        self.channels = Pooling()  # mean and variance of each channel of the input
-        self.expected = Pooling()  # the same in the form the norm keeps
+        self.channels = MomentsAccumulator()  # mean and variance of each channel of the input
+        self.expected = MomentsAccumulator()  # the same in the form the norm keeps
         self.beyond, self.gates = Share(), Share()
         self.condensation: Tensor | None = None
         self.matrix: Tensor | None = None
@@ -90,18 +94,16 @@ class NormRecord:
         self.at_bounds: Tensor | None = None  # channels that have been nowhere else
         self.activated = False  # whether the activation was seen
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def take_input(self, x: Tensor) -> None:
         """The input of one call."""
-        x = measurable(args, kwargs)
-        if x is not None:
-            self.take(x, table_of(x, self.site.channel_axis))
+        self.take(x, channel_moments(x, self.site.channel_axis))
 
     def take(self, x: Tensor, table: Moments) -> None:
         """An input and its moments, of each sample and channel."""
         self.calls += 1
         self.channels.add(table.pooled(samples=None))
-        if self.reader is not None:
-            self.expected.add(self.reader.pooled(table, x))
+        if self.statistics is not None:
+            self.expected.add(self.statistics.pooled(table, x))
         if "beyond_6" in self.wanted:
             found = self.measured.standardized(x, table, batch=self.norm.training)
             if isinstance(found, Refusal):
@@ -164,11 +166,11 @@ class NormRecord:
 
     def _shift(self, result: LayerMeasures, running: Moments | None) -> None:
         expected = self.expected.total
-        if running is None or expected is None or self.reader is None:
+        if running is None or expected is None or self.statistics is None:
             for measure in ("esm_mean", "esm_std", "output_error"):
                 result.add(measure, Refusal("it keeps no running statistics of batches"))
             return
-        stored = self.reader.stored(expected)  # the variance unbiased where the layer's is
+        stored = self.statistics.stored(expected)  # the variance unbiased where the layer's is
         shift, error = esm_and_error(running, stored, self.site.eps or 0.0)
         result.channels["output_error"] = error
         result.numbers |= {
@@ -222,102 +224,31 @@ class NormRecord:
                 result.add(f"{last}_drift", refused)
 
 
-def measurable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The input among the arguments of a norm; None if it is none that has statistics."""
-    x = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
-    if x is None or not x.is_floating_point() or x.dim() < 2 or x.numel() == 0:
-        return None
-    return x.detach()
+@contextmanager
+def watch_norms(
+    model: nn.Module, sites: Iterable[Site], record: Callable[[Site, Any], AnyRecord]
+) -> Iterator[dict[str, AnyRecord]]:
+    """Inside, records hear what norms get and what their activations give.
 
-
-# by name, in lower case: how far the output reaches; those that are 0, or nearly, below 0
-BOUNDS = {
-    "relu": ActivityBounds(0.0, None),
-    "relu6": ActivityBounds(0.0, 6.0),
-    "sigmoid": ActivityBounds(0.0, 1.0),
-    "hardsigmoid": ActivityBounds(0.0, 1.0),
-    "tanh": ActivityBounds(-1.0, 1.0),
-    "hardtanh": ActivityBounds(-1.0, 1.0),
-}
-CLOSES = ("relu", "relu6", "silu", "swish", "gelu", "mish", "hardswish", "hardmish")
-
-Listener = Callable[[Tensor], None]
-
-
-def name_of(act: nn.Module | str) -> str:
-    """The name of an activation, without what libraries put around it: "gelutanh" is a gelu."""
-    name = act if isinstance(act, str) else type(act).__name__
-    name = name.lower().replace("_", "").removesuffix("me")  # timm's memory-efficient forms
-    known = sorted({*BOUNDS, *CLOSES}, key=len, reverse=True)
-    return next((word for word in known if name.startswith(word)), name)
-
-
-def bounds_of(act: nn.Module | str) -> ActivityBounds:
-    """Between which values the output of an activation lies."""
-    if isinstance(act, nn.Hardtanh) and not isinstance(act, nn.ReLU6):
-        return ActivityBounds(float(act.min_val), float(act.max_val))
-    return BOUNDS.get(name_of(act), ActivityBounds())
-
-
-def closes(act: nn.Module | str) -> bool:
-    """Whether values below 0 are lost, or nearly: then a channel can be dead."""
-    return name_of(act) in CLOSES
-
-
-class AfterActivation:
-    """Hands the output of the activation after each norm to whoever asked for that norm.
-
-    A module that serves several norms, as the one ReLU of a residual block does, is told apart by
-    whose output it gets; what is no norm's own output is the sum of a block, and belongs to all
-    norms that have run since and wait for that module. An activation that is called as a function
-    is not seen: a norm's own output tells of it, except before a sum.
+    Those of norms that run are in the dictionary, by path, in the order of first calls.
     """
+    activations = AfterActivation(model)
+    called: dict[str, AnyRecord] = {}
+    listeners: dict[nn.Module, Listener] = {}
 
-    def __init__(self, model: nn.Module) -> None:
-        self.modules = dict(model.named_modules())
-        self.waiting: dict[str, dict[str, Tensor]] = {}  # by activation: norms and their outputs
-        self.listeners: dict[str, Listener] = {}
-        self.met: list[str] = []  # norms whose activation is running
+    def listener(record: AnyRecord) -> Listener:
+        def take(x: Tensor) -> None:
+            called.setdefault(record.site.path, record)
+            record.take_input(x)
 
-    def listen(self, site: Site, listener: Listener) -> list[RemovableHandle]:
-        """Hooks that hand on what follows a norm; none if nothing is known to follow."""
-        act = site.followed_by
-        if site.act is not None or (act is not None and act not in self.modules):
-            if site.act is None and (site.last_in_block or site.shortcut):
-                return []
-            return [site.module.register_forward_hook(lambda *call: _hand(listener, call[-1]))]
-        if act is None:
-            return []
-        self.listeners[site.path] = listener
-        handles = [
-            site.module.register_forward_hook(lambda *call: self._wait(act, site.path, call[-1]))
-        ]
-        if act not in self.waiting:
-            self.waiting[act] = {}
-            module = self.modules[act]
-            # before: an activation in place leaves nothing to recognise
-            handles.append(module.register_forward_pre_hook(lambda _, args: self._meet(act, args)))
-            handles.append(module.register_forward_hook(lambda *call: self._done(act, call[-1])))
-        return handles
+        return take
 
-    def _wait(self, act: str, path: str, output: Any) -> None:
-        if isinstance(output, Tensor):
-            self.waiting[act][path] = output
-
-    def _meet(self, act: str, args: tuple[Any, ...]) -> None:
-        """Find those norms whose output, or a sum with it, came."""
-        x = args[0] if args else None
-        waiting = self.waiting[act]
-        own = [path for path, output in waiting.items() if output is x]
-        self.met = own or list(waiting)
-
-    def _done(self, act: str, output: Any) -> None:
-        for path in self.met:
-            self.waiting[act].pop(path, None)
-            _hand(self.listeners[path], output)
-        self.met = []
-
-
-def _hand(listener: Listener, output: Any) -> None:
-    if isinstance(output, Tensor):
-        listener(output)
+    with ExitStack() as stack:
+        for site in sites:
+            new = record(site, activations.of(site))
+            listeners[site.module] = listener(new)
+            if new.wanted & {"dead", "saturated"}:
+                for handle in activations.listen(site, new.after):
+                    stack.callback(handle.remove)
+        stack.enter_context(watch_inputs(listeners))
+        yield called

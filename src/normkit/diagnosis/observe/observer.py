@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -13,19 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normkit.core.layout import Batch, Channels, dense
-from normkit.core.moments import Moments
 from normkit.core.running import is_recomputation
-from normkit.diagnosis.measures import condensation
-from normkit.diagnosis.observe.collect import SAMPLES, norms_of
+from normkit.diagnosis.observe.collect import norms_of
 from normkit.diagnosis.observe.measurements import MEASURES
-from normkit.diagnosis.observe.norm_record import AfterActivation, NormRecord, measurable
-from normkit.diagnosis.tapping import is_of_channels, tap
-from normkit.engine.normalize import moments
-from normkit.engine.torch import passes as torch_passes
+from normkit.diagnosis.observe.step import StepRecord
 from normkit.errors import OptionError, nearest
-from normkit.inspection import Site
-from normkit.layers.base import Normalizer
 
 EVERY = 100
 # without a pass over what comes out of the layers, and one over what goes in at most
@@ -95,7 +87,7 @@ class Observer:
         self.step = 0  # forwards so far that count
         self._passed = 0  # and that do not
         self._hooks: list[RemovableHandle] = []
-        self._glance: Glance | None = None
+        self._step: StepRecord | None = None
         self._done: list[Observed] = []
         self._refused: dict[str, dict[str, str]] = {}  # at the last step that was measured
         self._waiting: list[tuple[int, str, str, Tensor | float]] = []  # may still be on a device
@@ -169,20 +161,20 @@ class Observer:
         if self.step % self.every == 0:
             self._settle()
             assert self.start is not None
-            self._glance = Glance(self.model, self.sites, self.wanted, self.start)
+            self._step = StepRecord(self.model, self.sites, self.wanted, self.start)
         self.step += 1
 
     def _finish(self) -> None:
-        if self._glance is not None and not is_recomputation():
-            found = self._glance.numbers()
+        if self._step is not None and not is_recomputation():
+            found = self._step.numbers()
             self._waiting += [(self.step - 1, *number) for number in found]
-            self._refused = self._glance.refused
+            self._refused = self._step.refused
             self._end()
 
     def _end(self) -> None:
-        if self._glance is not None:
-            self._glance.end()
-            self._glance = None
+        if self._step is not None:
+            self._step.end()
+            self._step = None
 
     def _settle(self) -> None:
         """Bring what is still on a device to the host, in one transfer a device and type."""
@@ -239,116 +231,6 @@ def _refuse_compiled(model: nn.Module) -> None:
                 f"The model{f'’s {path}' if path else ''} is compiled, and compiled code does not "
                 "run hooks that come later. Try observing the model before compile()."
             )
-
-
-Number = tuple[str, str, Tensor | float]  # path, measure, value
-
-
-class Glance:
-    """Hooks on every norm from the beginning of a forward to its end."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        sites: tuple[Site, ...],
-        wanted: frozenset[str],
-        start: Mapping[str, Tensor],
-    ) -> None:
-        self.wanted, self.start = wanted, start
-        self.watches: list[NormRecord] = []
-        self.refused: dict[str, dict[str, str]] = {}  # reasons by path and measure
-        self._first: NormRecord | None = None  # of the norm that ran first
-        self._ends: list[Callable[[], None]] = []
-        activations = AfterActivation(model) if wanted & {"dead", "saturated"} else None
-        try:
-            for site in sites:
-                self._watch(site, activations)
-        except BaseException:
-            self.end()
-            raise
-
-    def numbers(self) -> Iterator[Number]:
-        """What was measured; values may still be on a device."""
-        frozen = []
-        for watch in self.watches:
-            measures = watch.measures(watch.kept, self.start)
-            found = measures.numbers
-            self.refused[watch.site.path] = measures.refused
-            for measure, value in found.items():
-                if measure in self.wanted:
-                    yield watch.site.path, measure, value
-            if "frozen" in found and "frozen" in self.wanted:
-                frozen.append(torch.as_tensor(found["frozen"]).reshape(()))
-        if frozen:
-            yield "", "frozen_share", torch.stack([f.to(frozen[0].device) for f in frozen]).mean()
-
-    def end(self) -> None:
-        """Take everything off the model."""
-        for end in reversed(self._ends):
-            end()
-        self._ends = []
-
-    def _watch(self, site: Site, activations: AfterActivation | None) -> None:
-        act: nn.Module | str | None = site.act or site.followed_by
-        if activations is not None and isinstance(act, str):
-            act = activations.modules.get(act, act)
-        # the condensation score is that of the first norm, by definition
-        watch = NormRecord(site, act, self.wanted - {"condensation"}, SAMPLES)
-        self.watches.append(watch)
-        heard: list[Moments] = []
-        norm = watch.norm
-        if isinstance(norm, Normalizer):
-            self._ends.append(tap(norm, heard.append))
-
-        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-            heard.clear()
-            x = None if is_recomputation() else measurable(args, kwargs)
-            if x is None:
-                return
-            with torch.no_grad():
-                if self._first is None and "condensation" in self.wanted:
-                    watch.condensation = condensation(x, SAMPLES)
-                self._first = self._first or watch
-                if not isinstance(norm, Normalizer):  # it may write over its input
-                    watch.take(x, quick_table(x, site.channel_axis))
-
-        def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            x = None if is_recomputation() else measurable(args, kwargs)
-            if x is None or not isinstance(norm, Normalizer):
-                return
-            with torch.no_grad():
-                table = enough(norm, x, heard)
-                watch.take(x, quick_table(x, each=True) if table is None else table)
-
-        hooks = [
-            site.module.register_forward_pre_hook(before, with_kwargs=True),
-            site.module.register_forward_hook(after, with_kwargs=True),
-        ]
-        if activations is not None:
-            hooks += activations.listen(site, watch.after)
-        self._ends += [hook.remove for hook in hooks]
-
-
-def enough(norm: Normalizer, x: Tensor, heard: list[Moments]) -> Moments | None:
-    """The moments that a layer was heard to use, if they are of channels and tell what is asked.
-
-    Gates and centering need the moments of each sample.
-    """
-    if not heard or heard[-1].mean.shape[1] != x.shape[1] or not is_of_channels(norm, x):
-        return None
-    return None if norm.reads_each_sample and heard[-1].mean.shape[0] != x.shape[0] else heard[-1]
-
-
-def quick_table(x: Tensor, axis: int = 1, *, each: bool = False) -> Moments:
-    """Mean and variance of each channel in the precision of layers, tables (1, C) or (N, C).
-
-    Of each sample if that is asked for, or no slower.
-    """
-    x = dense(x if axis == 1 else x.movedim(axis, 1))
-    if not each and torch_passes.has_native(x):  # one call, for any memory
-        mean, var = torch_passes.moments_of_batch(x)
-        return Moments(mean[None], var[None], x.numel() // x.shape[1])
-    return moments(x, Batch.of if not each and Batch.fits(x) else Channels.of)
 
 
 class Observed(NamedTuple):
