@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from normkit.diagnosis.attribution import GapAttribution
 from normkit.diagnosis.diagnose import diagnose
 from normkit.diagnosis.diagnosis import Diagnosis, LayerNumbers
 from normkit.diagnosis.findings import KINDS, Undecided
-from normkit.diagnosis.gap import GapAttribution, Losses
+from normkit.diagnosis.observe.passes import Losses
 from normkit.diagnosis.report import MEASURES, page
 
 EVIL = "\"><script>alert(1)</script><img src=x onerror='y'>&amp;"
@@ -61,13 +62,13 @@ def read(text: str) -> Reader:
 
 def finding(**more: Any) -> Any:
     given = {"remedy": "nk.calibrate(model, loader)", "share": 0.5, **more}
-    return KINDS["stale-statistics"].found("serious", ["a", "b"], "Two norms are off.", **given)
+    return KINDS["stale-statistics"].finding("serious", ["a", "b"], "Two norms are off.", **given)
 
 
 def gap(shares: dict[str, float], eval_loss: float = 2.0) -> GapAttribution:
     sizes = (4, 4)
     return GapAttribution(
-        Losses((1.0, 1.0), sizes), Losses((eval_loss, eval_loss), sizes), shares, shares, "esm"
+        Losses((1.0, 1.0), sizes), Losses((eval_loss, eval_loss), sizes), shares, shares, "swap"
     )
 
 
@@ -131,7 +132,7 @@ def test_it_needs_neither_plotly_nor_a_script(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_whatever_a_user_gives_is_escaped() -> None:
-    evil = KINDS["stale-statistics"].found(
+    evil = KINDS["stale-statistics"].finding(
         "serious", [EVIL, "b"], EVIL, remedy=EVIL, missing=EVIL, word=EVIL, **{EVIL: 1.0}
     )
     numbers = {**dict.fromkeys(MEASURES, 0.5), "esm_mean": 1.0, "esm_std": math.inf, EVIL: 1.0}
@@ -239,7 +240,7 @@ def test_a_real_diagnosis_survives_both_forms() -> None:
 
 
 def test_an_error_that_one_batch_cannot_show_is_not_said() -> None:
-    gap = GapAttribution(Losses((1.0,), (8,)), Losses((3.0,), (8,)), {"1": 1.0}, {"1": 2.0}, "esm")
+    gap = GapAttribution(Losses((1.0,), (8,)), Losses((3.0,), (8,)), {"1": 1.0}, {"1": 2.0}, "swap")
     text = page(Diagnosis("Net", (), (), (), gap=gap))
     assert "a gap of 2." in text
     assert "standard error" not in text

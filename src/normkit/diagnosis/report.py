@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normkit.diagnosis.findings import bounds
-from normkit.diagnosis.findings.examining import KINDS
+from normkit.diagnosis.findings.examine import KINDS
 from normkit.diagnosis.findings.finding import SEVERITIES, plural
 from normkit.reporting import render
 from normkit.reporting.charts import BarList, LineChart, Series, bar_list, heat_map, line_chart
