@@ -37,7 +37,6 @@ ORDER = (
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 COMMAND_LINE = {"models", "checkpoints", "commands", "cli", "__main__"}
 WITH_EXTRAS = {"integrations", "lab", *COMMAND_LINE}
-VAGUE = {"utils", "util", "helpers", "helper", "misc", "common"}
 
 
 def part_of(module: str) -> str:
@@ -99,11 +98,6 @@ def test_the_library_imports_torch_only(file: Path) -> None:
         known.add("triton")
     foreign = {m.split(".")[0] for m in imports_of(file)} - set(sys.stdlib_module_names)
     assert foreign <= known
-
-
-@pytest.mark.parametrize("file", FILES, ids=name)
-def test_a_file_is_named_after_an_idea(file: Path) -> None:
-    assert not VAGUE & {file.stem, *file.relative_to(ROOT).parts}
 
 
 def test_the_reader_of_imports_sees_all_forms() -> None:
