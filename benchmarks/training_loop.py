@@ -28,7 +28,7 @@ from normkit.core.atomic_write import write_text
 from normkit.core.cudnn import one_algorithm as repeatable
 from normkit.errors import NormkitError
 from normkit.lab.data import load
-from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
+from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train
 from normkit.lab.models.variant import build_variant
 from normkit.lab.train import Training, side_by_side
 from normkit.lab.train.cuda_graph import is_recorded
@@ -174,7 +174,7 @@ def _setting(asked: argparse.Namespace, norm: str) -> Setting:
     return Setting(
         Data(asked.data, path=asked.path, flip=True, crop=asked.crop),
         Model(asked.model, asked.stem),
-        () if norm == TORCH else (Step("norm", norm),),
+        () if norm == TORCH else (ModelStep("norm", norm),),
         Train(
             epochs=asked.epochs + 2,  # the last one, which is evaluated, is never reached
             batch=asked.batch,

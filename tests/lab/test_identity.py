@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train, Watch
+from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train, Watch
 from normkit.lab.experiment.fields import fit, types
 from normkit.lab.experiment.reading import parse
 
@@ -43,7 +43,7 @@ def test_ids_are_those_of_all_releases() -> None:
     full = Setting(
         Data("cifar10", crop=4, path="/somewhere"),
         Model("native:resnet20", options={"shortcut": "A"}),
-        (Step("norm", "bcn", "stem", {"groups": 4, "eps": 1.0}), Step("weights", "ws")),
+        (ModelStep("norm", "bcn", "stem", {"groups": 4, "eps": 1.0}), ModelStep("weights", "ws")),
         Train(lr=0.05, milestones=(3, 5), schedule="step"),
         Watch(("esm",)),
     )
@@ -125,7 +125,7 @@ def test_every_field_of_a_setting_is_part_of_the_id(section: str, name: str) -> 
 
 
 def test_steps_and_their_order_are_part_of_the_id() -> None:
-    gn, ws = Step("norm", "gn"), Step("weights", "ws")
+    gn, ws = ModelStep("norm", "gn"), ModelStep("weights", "ws")
     found = [
         Run(Setting(steps=steps), 1).id
         for steps in (

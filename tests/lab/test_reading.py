@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normkit.lab.experiment import Data, Experiment, Model, Published, Step, Train
+from normkit.lab.experiment import Data, Experiment, Model, ModelStep, Published, Train
 from normkit.lab.experiment.problems import BadExperiment
 from normkit.lab.experiment.reading import parse, read, scales
 
@@ -94,8 +94,8 @@ def test_an_experiment_holds_what_its_file_says() -> None:
 def test_norm_and_weights_are_short_for_steps() -> None:
     setting = made().variant("bcn + ws").setting
     assert setting.steps == (
-        Step("norm", "bcn", None, {"groups": 4}),
-        Step("weights", "ws", None, {"variant": "timm"}),
+        ModelStep("norm", "bcn", None, {"groups": 4}),
+        ModelStep("weights", "ws", None, {"variant": "timm"}),
     )
     assert setting.train.lr == 0.5
     assert setting.train.epochs == 6
@@ -103,8 +103,8 @@ def test_norm_and_weights_are_short_for_steps() -> None:
 
 def test_steps_can_be_listed() -> None:
     assert made().variant("two").setting.steps == (
-        Step("norm", "gn", "stem", {"groups": 2}),
-        Step("recipe", "xbn", None, {"position": 1}),
+        ModelStep("norm", "gn", "stem", {"groups": 2}),
+        ModelStep("recipe", "xbn", None, {"position": 1}),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.errors import NormkitError, NothingToDo, OptionError, ShapeError, UnknownName
-from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
+from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train
 from normkit.lab.models.variant import build_variant, learning_rate_followers
 
 SMALL = (1, 8, 8)
@@ -26,12 +26,12 @@ MODELS = {
 }
 
 
-def step(name: str, **options: Any) -> Step:
+def step(name: str, **options: Any) -> ModelStep:
     kind = "weights" if name in WEIGHT else "norm"
-    return Step(kind, name, options=options)
+    return ModelStep(kind, name, options=options)
 
 
-def made(*steps: Step, model: Model = MODELS["small_cnn"], seed: int = SEED) -> nn.Module:
+def made(*steps: ModelStep, model: Model = MODELS["small_cnn"], seed: int = SEED) -> nn.Module:
     return build_variant(Setting(model=model, steps=steps), 10, SMALL, seed)
 
 
@@ -107,13 +107,13 @@ def test_equal_layers_start_equally_whatever_the_other_options() -> None:
 
 
 def test_a_choice_of_layers_changes_no_other_layer() -> None:
-    everywhere, one = made(step("ubn")), made(Step("norm", "ubn", where="conv3"))
+    everywhere, one = made(step("ubn")), made(ModelStep("norm", "ubn", where="conv3"))
     assert torch.equal(everywhere.conv3.norm.weight, one.conv3.norm.weight)
     assert isinstance(one.conv1.norm, nn.BatchNorm2d)
 
 
 def test_scales_of_the_recipe_share_their_weights() -> None:
-    a, b = (made(Step("recipe", "scaled_bn", options={"scale": s})) for s in (0.1, 1.0))
+    a, b = (made(ModelStep("recipe", "scaled_bn", options={"scale": s})) for s in (0.1, 1.0))
     assert torch.equal(a.conv2.conv.weight, b.conv2.conv.weight)
     assert torch.equal(a.fc.weight, b.fc.weight)
     assert a.conv1.norm.weight.unique().tolist() == pytest.approx([0.1])
@@ -203,7 +203,9 @@ def test_shifted_targets_differ_from_layer_to_layer_and_seed_to_seed() -> None:
 
 
 def test_steps_are_done_in_their_order() -> None:
-    model = made(step("bn"), Step("norm", "gn", where="conv3", options={"groups": 4}), step("ws"))
+    model = made(
+        step("bn"), ModelStep("norm", "gn", where="conv3", options={"groups": 4}), step("ws")
+    )
     kinds = [site.kind for site in nk.survey(model)]
     assert kinds == ["bn", "bn", "gn"]
     assert model.conv3.norm.groups == 4
@@ -212,14 +214,14 @@ def test_steps_are_done_in_their_order() -> None:
 
 def test_the_norm_of_the_input_is_not_converted() -> None:
     """revisiting-bn compares rbn with its own method, both after the same input norm."""
-    recipe = Step("recipe", "scaled_bn", options={"scale": 1.0})
+    recipe = ModelStep("recipe", "scaled_bn", options={"scale": 1.0})
     model = made(recipe, step("rbn", centering=False))
     assert isinstance(model.input_norm, nk.InputNorm)
     assert [site.kind for site in nk.survey(model)].count("rbn") == 3
 
 
 def test_alternative_forms_with_the_recipe() -> None:
-    recipe = Step("recipe", "scaled_bn", options={"scale": 0.1})
+    recipe = ModelStep("recipe", "scaled_bn", options={"scale": 0.1})
     model = made(step("bn", form="a2"), recipe)
     assert model.conv1.norm.weight.unique().tolist() == pytest.approx([0.1])
     assert model.conv1.norm.inner_weight.unique().tolist() == [1.0]
@@ -227,21 +229,21 @@ def test_alternative_forms_with_the_recipe() -> None:
 
 def test_groups_of_bgn_follow_the_images_a_worker() -> None:
     train = Train(batch=64, worker_batch=8)
-    setting = Setting(model=MODELS["resnet"], steps=(Step("recipe", "bgn"),), train=train)
+    setting = Setting(model=MODELS["resnet"], steps=(ModelStep("recipe", "bgn"),), train=train)
     assert {layer.groups for layer in norms(build_variant(setting, 10, SMALL, SEED))} == {16}
 
 
 def test_recipes_of_kernels_start_as_the_authors_start_them() -> None:
-    ubn = norms(made(Step("recipe", "ubn"), model=MODELS["resnet"]))
+    ubn = norms(made(ModelStep("recipe", "ubn"), model=MODELS["resnet"]))
     wide = torch.cat([layer.weight.flatten() for layer in ubn if layer.channels == 64])
     assert wide.std().item() == pytest.approx(math.sqrt(2 / (9 * 64)), rel=0.1)  # by fan-out
-    bnet = made(Step("recipe", "bnet"), model=MODELS["resnet"])
+    bnet = made(ModelStep("recipe", "bnet"), model=MODELS["resnet"])
     x = torch.rand(2, 16, 8, 8)
     assert torch.equal(bnet.layer1[0](x), x)
 
 
 def test_bnet_everywhere_does_not_start_at_zero() -> None:
-    model = made(Step("recipe", "bnet", options={"placement": "all"}))
+    model = made(ModelStep("recipe", "bnet", options={"placement": "all"}))
     model(torch.randn(4, *SMALL)).square().mean().backward()
     assert model.conv1.conv.weight.grad.abs().max() > 0
 
@@ -268,17 +270,19 @@ def test_micro_batch_layers_are_told_the_learning_rate() -> None:
 @pytest.mark.parametrize(
     ("steps", "error", "says"),
     [
-        ([Step("norm", "ubm")], UnknownName, "Did you mean 'ubn'"),
-        ([Step("norm", "gn", options={"groups": 5})], OptionError, "divisible"),
-        ([Step("norm", "gn", where="layer9")], NothingToDo, "fits none"),
-        ([Step("recipe", "scaled")], UnknownName, "Did you mean 'scaled_bn'"),
-        ([Step("recipe", "xbn")], OptionError, "no blocks"),
-        ([Step("weights", "wz")], UnknownName, "no method"),
-        ([Step("weights", "ws", where="conv1")], OptionError, "no where"),
-        ([Step("nrm", "gn")], OptionError, "Did you mean 'norm'"),
+        ([ModelStep("norm", "ubm")], UnknownName, "Did you mean 'ubn'"),
+        ([ModelStep("norm", "gn", options={"groups": 5})], OptionError, "divisible"),
+        ([ModelStep("norm", "gn", where="layer9")], NothingToDo, "fits none"),
+        ([ModelStep("recipe", "scaled")], UnknownName, "Did you mean 'scaled_bn'"),
+        ([ModelStep("recipe", "xbn")], OptionError, "no blocks"),
+        ([ModelStep("weights", "wz")], UnknownName, "no method"),
+        ([ModelStep("weights", "ws", where="conv1")], OptionError, "no where"),
+        ([ModelStep("nrm", "gn")], OptionError, "Did you mean 'norm'"),
     ],
 )
-def test_what_cannot_be_is_told(steps: list[Step], error: type[NormkitError], says: str) -> None:
+def test_what_cannot_be_is_told(
+    steps: list[ModelStep], error: type[NormkitError], says: str
+) -> None:
     with pytest.raises(error, match=says):
         made(*steps)
 

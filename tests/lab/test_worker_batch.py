@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.errors import OptionError
-from normkit.lab.experiment import Model, Setting, Step, Train
+from normkit.lab.experiment import Model, ModelStep, Setting, Train
 from normkit.lab.models import NATIVE
 from normkit.lab.models.variant import build_variant
 
@@ -19,7 +19,7 @@ SHAPE = (1, 8, 8)
 
 
 def pair(
-    *steps: Step, worker_batch: int, model: str = "native:small_cnn"
+    *steps: ModelStep, worker_batch: int, model: str = "native:small_cnn"
 ) -> tuple[nn.Module, nn.Module]:
     """A model with that many samples a worker, and the same with all in one."""
     found = []
@@ -38,7 +38,7 @@ def averages(models: list[nn.Module], of: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", nk.names("activation"))
 @pytest.mark.parametrize("worker_batch", [2, 4])
 def test_runs_of_samples_are_as_separate_forwards(name: str, worker_batch: int) -> None:
-    together, alone = pair(Step("norm", name), worker_batch=worker_batch)
+    together, alone = pair(ModelStep("norm", name), worker_batch=worker_batch)
     x = torch.randn(10, *SHAPE, dtype=torch.float64)  # with 4 a worker the last has 2
     workers = [copy.deepcopy(alone) for _ in x.split(worker_batch)]
     wanted = torch.cat([m(part) for m, part in zip(workers, x.split(worker_batch), strict=True)])
@@ -52,7 +52,7 @@ def test_runs_of_samples_are_as_separate_forwards(name: str, worker_batch: int) 
 
 def test_norms_of_torch_become_ours_with_what_they_hold() -> None:
     """Left as they are they would pool the whole batch, and the experiment would say otherwise."""
-    scale = Step("recipe", "scaled_bn", options={"scale": 0.1, "input_norm": False})
+    scale = ModelStep("recipe", "scaled_bn", options={"scale": 0.1, "input_norm": False})
     together, alone = pair(scale, worker_batch=2)
     assert isinstance(alone.conv1.norm, nn.BatchNorm2d)
     assert together.conv1.norm.virtual_batch == 2
@@ -63,7 +63,7 @@ def test_norms_of_torch_become_ours_with_what_they_hold() -> None:
 
 
 def test_the_gradient_is_that_of_the_workers_together() -> None:
-    together, alone = pair(Step("norm", "bn"), worker_batch=2)
+    together, alone = pair(ModelStep("norm", "bn"), worker_batch=2)
     x = torch.randn(6, *SHAPE, dtype=torch.float64)
     together(x).square().mean().backward()
     for part in x.split(2):
@@ -73,25 +73,25 @@ def test_the_gradient_is_that_of_the_workers_together() -> None:
 
 
 def test_the_norm_of_the_input_is_a_workers_too() -> None:
-    together, _ = pair(Step("recipe", "scaled_bn"), worker_batch=2)
+    together, _ = pair(ModelStep("recipe", "scaled_bn"), worker_batch=2)
     assert together.input_norm.virtual_batch == 2
 
 
 def test_shorter_runs_of_a_layer_are_kept() -> None:
-    step = Step("norm", "ghost_bn", options={"virtual_batch": 4})
+    step = ModelStep("norm", "ghost_bn", options={"virtual_batch": 4})
     (eight, _), (two, _) = pair(step, worker_batch=8), pair(step, worker_batch=2)
     assert (eight.conv1.norm.virtual_batch, two.conv1.norm.virtual_batch) == (4, 2)
 
 
 def test_layers_without_a_batch_part_are_left_alone() -> None:
-    micro, _ = pair(Step("norm", "bcn", options={"micro": True}), worker_batch=2)
+    micro, _ = pair(ModelStep("norm", "bcn", options={"micro": True}), worker_batch=2)
     assert micro.conv1.norm.virtual_batch is None
-    mixture, _ = pair(Step("norm", "sn", options={"use_bn": False}), worker_batch=2)
+    mixture, _ = pair(ModelStep("norm", "sn", options={"use_bn": False}), worker_batch=2)
     assert mixture.conv1.norm.virtual_batch is None
 
 
 def test_linked_samples_must_fit_into_a_worker() -> None:
-    step = Step("norm", "dn", options={"batch": 4, "start": "bn"})
+    step = ModelStep("norm", "dn", options={"batch": 4, "start": "bn"})
     fits, _ = pair(step, worker_batch=8)
     assert fits.conv1.norm.batch == 4
     with pytest.raises(OptionError, match="multiple of 4"):

@@ -47,9 +47,8 @@ class Epoch:
         """A metric on the test set, where it has to be known."""
         value = self.value(metric)
         if value is None:
-            hint = " Top-5 is recorded where there are more than 5 classes."
-            said = f"Epoch {self.epoch} of a run has no {metric}."
-            raise OptionError(said + hint * ("top5" in metric))
+            hint = " Top-5 is recorded where there are more than 5 classes." * ("top5" in metric)
+            raise OptionError(f"Epoch {self.epoch} of a run has no {metric}.{hint}")
         return value
 
 
@@ -80,9 +79,9 @@ class Result:
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        said = json.loads(text)
-        epochs = tuple(Epoch(**epoch) for epoch in said.pop("epochs"))
-        return cls(epochs=epochs, selected=tuple(said.pop("selected")), **said)
+        fields = json.loads(text)
+        epochs = tuple(Epoch(**epoch) for epoch in fields.pop("epochs"))
+        return cls(epochs=epochs, selected=tuple(fields.pop("selected")), **fields)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from normkit.lab.data import files, sources
-from normkit.lab.data.files import DataSource, File, FileLayout
+from normkit.lab.data.files import File, FileLayout, PublishedSet
 
-Publish = Callable[..., DataSource]
+Publish = Callable[..., PublishedSet]
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def publish(monkeypatch: pytest.MonkeyPatch) -> Publish:
     """Pretends that the files in a folder are what was published under a name."""
 
-    def publish(name: str, folder: Path, samples: tuple[int, int], **other: object) -> DataSource:
+    def publish(name: str, folder: Path, samples: tuple[int, int], **other: object) -> PublishedSet:
         source = sources.PUBLISHED[name]
         layouts = tuple(_expecting(layout, folder) for layout in source.layouts)
         made = dataclasses.replace(source, layouts=layouts, samples=samples, **other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normkit.lab.experiment import Run, Setting, Step, Train
+from normkit.lab.experiment import ModelStep, Run, Setting, Train
 from normkit.lab.models.variant import build_variant
 
 EPOCHS, BATCH = 5, 64
@@ -18,7 +18,7 @@ def accuracy(worker_batch: int, seed: int) -> float:
     labels = torch.tensor(digits.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, train = order[:360], order[360:]
-    setting = Setting(steps=(Step("norm", "bn"),), train=Train(worker_batch=worker_batch))
+    setting = Setting(steps=(ModelStep("norm", "bn"),), train=Train(worker_batch=worker_batch))
     model = build_variant(setting, 10, (1, 8, 8), Run(setting, seed).torch_seed())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)

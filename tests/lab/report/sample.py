@@ -17,9 +17,9 @@ from normkit.lab.experiment import (
     Data,
     Experiment,
     Model,
+    ModelStep,
     Published,
     Setting,
-    Step,
     Train,
     Variant,
     Watch,
@@ -77,7 +77,7 @@ def _setting(name: str, cell: Cell, epochs: int) -> Setting:
     return Setting(
         Data(data),
         Model(model),
-        (Step("norm", name, options=options),),
+        (ModelStep("norm", name, options=options),),
         Train(**train),
         Watch(("condensation", "esm")),
     )

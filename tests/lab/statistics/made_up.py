@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from normkit.lab.experiment import Cell, Experiment, Setting, Step, Variant
+from normkit.lab.experiment import Cell, Experiment, ModelStep, Setting, Variant
 from normkit.lab.results import DIVERGED, DONE, Epoch, Result
 
 Scores = Mapping[str, Sequence[float | None]]  # variant -> one a seed; None: diverged
@@ -12,7 +12,7 @@ Scores = Mapping[str, Sequence[float | None]]  # variant -> one a seed; None: di
 
 def variant(name: str, cell: Cell = ()) -> Variant:
     where = ".".join(f"{key}={value}" for key, value in cell)
-    return Variant(name, Setting(steps=(Step("norm", name, where=where or None),)), cell)
+    return Variant(name, Setting(steps=(ModelStep("norm", name, where=where or None),)), cell)
 
 
 def experiment(

@@ -15,7 +15,7 @@ import normkit as nk
 from lab.train.stand_ins import numbers
 from normkit.core.cudnn import one_algorithm as repeatable
 from normkit.lab.data import load
-from normkit.lab.experiment import Data, Model, Run, Setting, Step, Train
+from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train
 from normkit.lab.results import DONE, Result
 from normkit.lab.train import Training, train, train_together
 from normkit.lab.train.cuda_graph import waiting_is_an_error
@@ -23,14 +23,14 @@ from normkit.lab.train.cuda_graph import waiting_is_an_error
 pytestmark = pytest.mark.gpu
 
 DATA = Data("synthetic:3x16x16x4x500", flip=True, crop=2)
-MICRO = Step("norm", "bcn", options={"groups": 4, "micro": True})
-VARIANTS: dict[str, tuple[Step, ...]] = {
+MICRO = ModelStep("norm", "bcn", options={"groups": 4, "micro": True})
+VARIANTS: dict[str, tuple[ModelStep, ...]] = {
     "torch": (),
-    "bn": (Step("norm", "bn"),),
-    "gn": (Step("norm", "gn", options={"groups": 4}),),
-    "ubn": (Step("norm", "ubn"),),
-    "rbn": (Step("norm", "rbn"),),
-    "micro bcn, ws": (MICRO, Step("weights", "ws")),
+    "bn": (ModelStep("norm", "bn"),),
+    "gn": (ModelStep("norm", "gn", options={"groups": 4}),),
+    "ubn": (ModelStep("norm", "ubn"),),
+    "rbn": (ModelStep("norm", "rbn"),),
+    "micro bcn, ws": (MICRO, ModelStep("weights", "ws")),
 }
 # of a loss after some steps: each rounds anew, and errors grow with training
 NEAR = {"float32": 1e-3, "bf16": 0.05, "fp16": 0.01}
@@ -40,6 +40,12 @@ NEAR = {"float32": 1e-3, "bf16": 0.05, "fp16": 0.01}
 def _repeatable() -> Iterator[None]:
     with repeatable():
         yield
+
+
+def until_epoch_ends(training: Training) -> None:
+    before = training.epoch
+    while training.epoch == before and training.step():
+        pass
 
 
 def setting(variant: str = "bn", model: str = "native:resnet20", **options: Any) -> Setting:
@@ -85,9 +91,9 @@ def test_the_rate_is_read_anew_at_every_replay() -> None:
     # a step at the rate 0 changes no weight, whatever rate the record was made with
     run = Run(setting(schedule="step", milestones=(1,), factor=1e-30, weight_decay=0.0), 1)
     training = Training(run, load(DATA, "cuda"), device="cuda")
-    training.until_epoch_ends()
+    until_epoch_ends(training)
     before = [p.detach().clone() for p in training.trainer.model.parameters()]
-    training.until_epoch_ends()
+    until_epoch_ends(training)
     after = list(training.trainer.model.parameters())
     assert all(torch.equal(p, q) for p, q in zip(before, after, strict=True))
     assert training.trainer.is_recorded
@@ -170,7 +176,7 @@ def test_resumed_is_undisturbed(variant: str, precision: str, tmp_path: Path) ->
 def test_nobody_waits_but_at_the_end_of_an_epoch(variant: str, capture: Any) -> None:
     run = Run(setting(variant, epochs=3, precision="bf16"), 1)
     training = Training(run, load(DATA, "cuda"), device="cuda", capture=capture)
-    training.until_epoch_ends()  # records, compiles and lays out memory
+    until_epoch_ends(training)  # records, compiles and lays out memory
     evaluations = 1  # batches: the test set is small
     with waiting_is_an_error():
         for _ in range(training.plan.steps + evaluations):
@@ -194,7 +200,7 @@ NORMS = [name for name in nk.names("activation") if name not in ("dn",)]  # dn l
 @pytest.mark.parametrize("name", NORMS)
 def test_every_normalizer_trains(name: str) -> None:
     usual = setting(model="native:small_cnn", drop_last=True)
-    run = Run(Setting(DATA, usual.model, (Step("norm", name),), usual.train), 1)
+    run = Run(Setting(DATA, usual.model, (ModelStep("norm", name),), usual.train), 1)
     replayed, called = finished(run).result(), finished(run, capture=None).result()
     assert replayed.status == called.status == DONE
     # which of them cannot be recorded is said, never hidden

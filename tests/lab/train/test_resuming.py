@@ -19,7 +19,7 @@ import normkit as nk
 from lab.train.stand_ins import network, numbers, run, sets
 from normkit.catalog import ENTRIES
 from normkit.lab.data import load
-from normkit.lab.experiment import Data, Run, Setting, Step, Train, Watch
+from normkit.lab.experiment import Data, ModelStep, Run, Setting, Train, Watch
 from normkit.lab.results import Result
 from normkit.lab.train import Training, train
 from normkit.lab.train.checkpoint import Checkpointer, StaleCheckpoint, read, write
@@ -243,7 +243,7 @@ from normkit.lab.experiment import *
 torch.set_num_threads(1)
 setting = Setting(
     Data("synthetic:1x8x8x3x200", flip=True, crop=1),
-    steps=(Step("norm", "ubn"),),
+    steps=(ModelStep("norm", "ubn"),),
     train=Train(epochs=400, batch=16, lr=0.05),
 )
 print("ready", flush=True)
@@ -268,7 +268,7 @@ def test_kill_9_in_the_middle(tmp_path: Path) -> None:
     reached = read(path)
     setting = Setting(
         Data("synthetic:1x8x8x3x200", flip=True, crop=1),
-        steps=(Step("norm", "ubn"),),
+        steps=(ModelStep("norm", "ubn"),),
         train=Train(epochs=400, batch=16, lr=0.05),
     )
     # the same number of steps without an interruption

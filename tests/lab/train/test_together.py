@@ -10,7 +10,7 @@ import torch
 
 from lab.train.stand_ins import network, numbers, run, sets
 from normkit.errors import OptionError
-from normkit.lab.experiment import Data, Run, Setting, Step, Train
+from normkit.lab.experiment import Data, ModelStep, Run, Setting, Train
 from normkit.lab.results import DIVERGED, Result
 from normkit.lab.train import Progress, Training, side_by_side, train, train_together
 from normkit.lab.train.device import Randomness, RunDevice
@@ -19,7 +19,7 @@ from normkit.lab.train.device import Randomness, RunDevice
 def setting(norm: str, epochs: int = 2, **options: object) -> Setting:
     return Setting(
         Data("synthetic:1x8x8x3x60", flip=True),
-        steps=(Step("norm", norm),),
+        steps=(ModelStep("norm", norm),),
         train=Train(epochs=epochs, batch=16, lr=0.05, **options),  # type: ignore[arg-type]
     )
 

@@ -14,7 +14,7 @@ import normkit as nk
 from lab.train.stand_ins import Batches, network, numbers, run, sets
 from normkit.errors import OptionError
 from normkit.lab.data import load
-from normkit.lab.experiment import Data, Run, Setting, Step, Train, Watch
+from normkit.lab.experiment import Data, ModelStep, Run, Setting, Train, Watch
 from normkit.lab.results import DIVERGED, DONE, Result
 from normkit.lab.train import Progress, Training, evaluate, train
 
@@ -115,14 +115,14 @@ def test_epochs_differ_in_order() -> None:
 SMALL = Data("synthetic:1x8x8x3x60", flip=True)
 
 
-def setting(*steps: Step, data: Data = SMALL, **options: Any) -> Setting:
+def setting(*steps: ModelStep, data: Data = SMALL, **options: Any) -> Setting:
     return Setting(data=data, steps=steps, train=Train(epochs=2, batch=16, lr=0.05, **options))
 
 
 def test_variants_are_paired_in_weights_and_data(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[float]] = []
     weights = []
-    for variant in ((), (Step("norm", "gn"),), (Step("norm", "ubn"),)):
+    for variant in ((), (ModelStep("norm", "gn"),), (ModelStep("norm", "ubn"),)):
         training = Training(Run(setting(*variant), 3), load(SMALL))
         weights.append(training.trainer.model.get_parameter("conv1.conv.weight").clone())
         told: list[float] = []
@@ -145,7 +145,7 @@ def test_variants_are_paired_in_weights_and_data(monkeypatch: pytest.MonkeyPatch
 
 def test_a_result_has_everything() -> None:
     told: list[Progress] = []
-    asked = Run(setting(Step("norm", "bn")), 1)
+    asked = Run(setting(ModelStep("norm", "bn")), 1)
     result = train(asked, tell=told.append)
     assert result is not None
     assert (result.run, result.status, result.selected) == (asked.id, DONE, (2,))

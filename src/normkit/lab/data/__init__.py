@@ -27,35 +27,18 @@ padded by it, image files are scaled to `size` + 2·`crop` first, for evaluation
 that `mixing_weights` has drawn for the epoch.
 """
 
-from __future__ import annotations
-
-from normkit.lab.data.image_files import FileLoader
-from normkit.lab.data.loading import (
-    check,
-    classes_and_shape,
-    load,
-    locate,
-    names,
-    training_samples,
-)
-from normkit.lab.data.records import CorruptData, Loader, MissingData, Sets
-from normkit.lab.data.tensors import TensorLoader
-from normkit.lab.data.transforms import mix, mixing_weights, soften
-
-__all__ = [
-    "CorruptData",
-    "FileLoader",
-    "Loader",
-    "MissingData",
-    "Sets",
-    "TensorLoader",
-    "check",
-    "classes_and_shape",
-    "load",
-    "locate",
-    "mix",
-    "mixing_weights",
-    "names",
-    "soften",
-    "training_samples",
-]
+from normkit.lab.data.image_files import FileLoader as FileLoader
+from normkit.lab.data.loading import check as check
+from normkit.lab.data.loading import classes_and_shape as classes_and_shape
+from normkit.lab.data.loading import load as load
+from normkit.lab.data.loading import locate as locate
+from normkit.lab.data.loading import names as names
+from normkit.lab.data.loading import training_samples as training_samples
+from normkit.lab.data.records import CorruptData as CorruptData
+from normkit.lab.data.records import Loader as Loader
+from normkit.lab.data.records import MissingData as MissingData
+from normkit.lab.data.records import Sets as Sets
+from normkit.lab.data.tensors import TensorLoader as TensorLoader
+from normkit.lab.data.transforms import mix as mix
+from normkit.lab.data.transforms import mixing_weights as mixing_weights
+from normkit.lab.data.transforms import soften as soften

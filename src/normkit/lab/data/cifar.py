@@ -23,6 +23,7 @@ class CifarFormat:
     """Where the parts are, and how one of them is read."""
 
     folder: str
+    archive: str
     train: tuple[str, ...]
     test: tuple[str, ...]
     decode: Callable[[bytes, str], tuple[Tensor, Tensor]]
@@ -31,7 +32,7 @@ class CifarFormat:
         content = {file.name: file.read_bytes() for file in files}
         return self._raw(content, str(files[0].parent))
 
-    def archive(self, files: Sequence[Path]) -> Raw:
+    def packed(self, files: Sequence[Path]) -> Raw:
         """Straight from the archive: nothing is written anywhere."""
         [file] = files
         wanted = {*self.train, *self.test}
@@ -141,8 +142,18 @@ def arrays(content: bytes, where: str) -> dict[Any, Any]:
 
 _TEN = tuple(f"data_batch_{i}" for i in range(1, 6))
 BINARY_10 = CifarFormat(
-    "cifar-10-batches-bin", tuple(f"{name}.bin" for name in _TEN), ("test_batch.bin",), records(1)
+    "cifar-10-batches-bin",
+    "cifar-10-binary.tar.gz",
+    tuple(f"{name}.bin" for name in _TEN),
+    ("test_batch.bin",),
+    records(1),
 )
-PYTHON_10 = CifarFormat("cifar-10-batches-py", _TEN, ("test_batch",), pickles("labels"))
-BINARY_100 = CifarFormat("cifar-100-binary", ("train.bin",), ("test.bin",), records(2))
-PYTHON_100 = CifarFormat("cifar-100-python", ("train",), ("test",), pickles("fine_labels"))
+PYTHON_10 = CifarFormat(
+    "cifar-10-batches-py", "cifar-10-python.tar.gz", _TEN, ("test_batch",), pickles("labels")
+)
+BINARY_100 = CifarFormat(
+    "cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin",), ("test.bin",), records(2)
+)
+PYTHON_100 = CifarFormat(
+    "cifar-100-python", "cifar-100-python.tar.gz", ("train",), ("test",), pickles("fine_labels")
+)

@@ -64,7 +64,7 @@ class FileLayout:
 
 
 @dataclass(frozen=True)
-class DataSource:
+class PublishedSet:
     """A published data set."""
 
     name: str
@@ -79,7 +79,7 @@ class DataSource:
 class DataFiles:
     """The files of a source, verified."""
 
-    source: DataSource
+    source: PublishedSet
     layout: FileLayout
     files: tuple[Path, ...]
 
@@ -109,7 +109,7 @@ class DataFiles:
         return content
 
 
-def find(source: DataSource, path: str | None) -> DataFiles:
+def find(source: PublishedSet, path: str | None) -> DataFiles:
     """The first complete and healthy copy; where there is none, an error about the best one."""
     damaged: CorruptData | None = None
     partial: list[Path] = []
@@ -140,7 +140,7 @@ def find(source: DataSource, path: str | None) -> DataFiles:
     raise MissingData(_missing(source, roots, partial, path))
 
 
-def _folders(source: DataSource, roots: list[Path]) -> Iterator[Path]:
+def _folders(source: PublishedSet, roots: list[Path]) -> Iterator[Path]:
     for root in roots:
         for name in (*source.folders, ""):  # a folder of its own is the better guess
             if (root / name).is_dir():
@@ -149,7 +149,7 @@ def _folders(source: DataSource, roots: list[Path]) -> Iterator[Path]:
             yield root.parent
 
 
-def _missing(source: DataSource, roots: list[Path], partial: list[Path], path: str | None) -> str:
+def _missing(source: PublishedSet, roots: list[Path], partial: list[Path], path: str | None) -> str:
     looked = ", ".join(map(str, roots))
     if partial:
         what = f"{source.name} is incomplete: {', '.join(map(str, partial))} missing."

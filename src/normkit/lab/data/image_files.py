@@ -74,7 +74,7 @@ class FileLoader:
 
         loader = DataLoader(
             self.data,
-            batch_sampler=requests(),  # type: ignore[arg-type]
+            batch_sampler=requests(),
             num_workers=min(self.workers, len(cuts)),
             pin_memory=self.device.type == "cuda",
             generator=generator("workers"),  # else it would draw from the global one

@@ -1,13 +1,12 @@
 """The published sets: their files, checksums, and how people get them.
 
-Checksums are the publishers'; those of unpacked files were taken from verified archives. A number
-stands where only the size is known.
+Checksums are the publishers'; those of unpacked files were taken from verified archives.
 """
 
 from __future__ import annotations
 
 from normkit.lab.data import cifar, folders, mnist
-from normkit.lab.data.files import DataSource, File, FileLayout, Folder
+from normkit.lab.data.files import File, FileLayout, Folder, PublishedSet
 
 
 def _torchvision(name: str) -> str:
@@ -17,111 +16,82 @@ def _torchvision(name: str) -> str:
     )
 
 
-def _idx(name: str, title: str, *md5: str) -> DataSource:
+def _idx(name: str, title: str, md5: str) -> PublishedSet:
     """MNIST and its kin: checksums of the contents, since people compress them anew."""
     files = []
-    for plain, each in zip(mnist.IDX_FILES, md5, strict=True):
+    for plain, each in zip(mnist.IDX_FILES, md5.split(), strict=True):
         dotted = plain.replace("-idx", ".idx")
         files.append(File((plain, f"{plain}.gz", dotted, f"{dotted}.gz"), each, packed=True))
     layout = FileLayout(tuple(files), mnist.read_idx, ("raw", ""))
-    return DataSource(name, (layout,), (name, title), _torchvision(title), 10, (60_000, 10_000))
+    return PublishedSet(name, (layout,), (name, title), _torchvision(title), 10, (60_000, 10_000))
 
 
-def _unpacked(layout: cifar.CifarFormat, *checks: str | int) -> FileLayout:
-    files = [
-        File((name,), each) if isinstance(each, str) else File((name,), size=each)
-        for name, each in zip((*layout.train, *layout.test), checks, strict=True)
-    ]
+def _unpacked(layout: cifar.CifarFormat, checks: str | tuple[int, ...]) -> FileLayout:
+    """``checks`` are checksums or, where only those are known, sizes."""
+    names = (*layout.train, *layout.test)
+    if isinstance(checks, str):
+        files = [File((name,), md5) for name, md5 in zip(names, checks.split(), strict=True)]
+    else:
+        files = [File((name,), size=size) for name, size in zip(names, checks, strict=True)]
     return FileLayout(tuple(files), layout.unpacked, (layout.folder, ""))
 
 
-def _archive(layout: cifar.CifarFormat, name: str, md5: str, size: int) -> FileLayout:
-    return FileLayout((File((name,), md5, size),), layout.archive)
+def _archive(layout: cifar.CifarFormat, md5: str, size: int) -> FileLayout:
+    return FileLayout((File((layout.archive,), md5, size),), layout.packed)
 
 
 MNIST = _idx(
     "mnist",
     "MNIST",
-    "6bbc9ace898e44ae57da46a324031adb",
-    "a25bea736e30d166cdddb491f175f624",
-    "2646ac647ad5339dbf082846283269ea",
-    "27ae3e4e09519cfbb04c329615203637",
+    "6bbc9ace898e44ae57da46a324031adb a25bea736e30d166cdddb491f175f624 "
+    "2646ac647ad5339dbf082846283269ea 27ae3e4e09519cfbb04c329615203637",
 )
 FASHION = _idx(
     "fashion-mnist",
     "FashionMNIST",
-    "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-    "9018921c3c673c538a1fc5bad174d6f9",
-    "8181f5470baa50b63fa0f6fddb340f0a",
-    "15d484375f8d13e6eb1aabb0c3f46965",
+    "f4a8712d7a061bf5bd6d2ca38dc4d50a 9018921c3c673c538a1fc5bad174d6f9 "
+    "8181f5470baa50b63fa0f6fddb340f0a 15d484375f8d13e6eb1aabb0c3f46965",
 )
-CIFAR10 = DataSource(
+CIFAR10 = PublishedSet(
     "cifar10",
     (
         _unpacked(
             cifar.BINARY_10,
-            "5dd7e06a14cb22eb9f671a540d1b7c25",
-            "5ea93a67294ea407fff1d09f752e9692",
-            "942cd6a4bcdd0dd3c604fbe906cb4421",
-            "ae636b3ba5c66a11e91e8cb52e771fcb",
-            "53f37980c15c3d472c316c40844f3f0d",
-            "803d5f7f4d78ea53de84dbe85f74fb6d",
+            "5dd7e06a14cb22eb9f671a540d1b7c25 5ea93a67294ea407fff1d09f752e9692 "
+            "942cd6a4bcdd0dd3c604fbe906cb4421 ae636b3ba5c66a11e91e8cb52e771fcb "
+            "53f37980c15c3d472c316c40844f3f0d 803d5f7f4d78ea53de84dbe85f74fb6d",
         ),
         _unpacked(
             cifar.PYTHON_10,
-            "c99cafc152244af753f735de768cd75f",
-            "d4bba439e000b95fd0a9bffe97cbabec",
-            "54ebc095f3ab1f0389bbae665268c751",
-            "634d18415352ddfa80567beed471001a",
-            "482c414d41f54cd18b22e5b47cb7c3cb",
-            "40351d587109b95175f43aff81a1287e",
+            "c99cafc152244af753f735de768cd75f d4bba439e000b95fd0a9bffe97cbabec "
+            "54ebc095f3ab1f0389bbae665268c751 634d18415352ddfa80567beed471001a "
+            "482c414d41f54cd18b22e5b47cb7c3cb 40351d587109b95175f43aff81a1287e",
         ),
-        _archive(
-            cifar.BINARY_10,
-            "cifar-10-binary.tar.gz",
-            "c32a1d4ab5d03f1284b67883e8d87530",
-            170_052_171,
-        ),
-        _archive(
-            cifar.PYTHON_10,
-            "cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
-            170_498_071,
-        ),
+        _archive(cifar.BINARY_10, "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),
+        _archive(cifar.PYTHON_10, "c58f30108f718f92721af3b95e74349a", 170_498_071),
     ),
     ("cifar10", "cifar-10", "cifar", "CIFAR10"),
     _torchvision("CIFAR10"),
     10,
     (50_000, 10_000),
 )
-CIFAR100 = DataSource(
+CIFAR100 = PublishedSet(
     "cifar100",
     (
-        _unpacked(cifar.BINARY_100, 153_700_000, 30_740_000),
+        _unpacked(cifar.BINARY_100, (153_700_000, 30_740_000)),
         _unpacked(
             cifar.PYTHON_100,
-            "16019d7e3df5f24257cddd939b257f8d",
-            "f0ef6b0ae62326f3e7ffdfab6717acfc",
+            "16019d7e3df5f24257cddd939b257f8d f0ef6b0ae62326f3e7ffdfab6717acfc",
         ),
-        _archive(
-            cifar.BINARY_100,
-            "cifar-100-binary.tar.gz",
-            "03b5dce01913d631647c71ecec9e9cb8",
-            168_513_733,
-        ),
-        _archive(
-            cifar.PYTHON_100,
-            "cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85",
-            169_001_437,
-        ),
+        _archive(cifar.BINARY_100, "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),
+        _archive(cifar.PYTHON_100, "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437),
     ),
     ("cifar100", "cifar-100", "cifar", "CIFAR100"),
     _torchvision("CIFAR100"),
     100,
     (50_000, 10_000),
 )
-USPS = DataSource(
+USPS = PublishedSet(
     "usps",
     (
         FileLayout(
@@ -141,7 +111,7 @@ USPS = DataSource(
     10,
     (7_291, 2_007),
 )
-CUB = DataSource(
+CUB = PublishedSet(
     "cub200",
     (
         FileLayout(
@@ -161,7 +131,7 @@ CUB = DataSource(
     200,
     (5_994, 5_794),
 )
-CARS = DataSource(
+CARS = PublishedSet(
     "stanford-cars",
     (
         FileLayout(
@@ -182,7 +152,7 @@ CARS = DataSource(
     196,
     (8_144, 8_041),
 )
-IMAGENET = DataSource(
+IMAGENET = PublishedSet(
     "imagenet",
     (FileLayout((Folder(("train",)), Folder(("val",))), folders.tree),),
     ("imagenet", "ImageNet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"),
@@ -192,7 +162,7 @@ IMAGENET = DataSource(
     1_000,
     (1_281_167, 50_000),
 )
-FOLDER = DataSource(
+FOLDER = PublishedSet(
     "folder",
     (FileLayout((Folder(("train",)), Folder(("test", "val", "validation"))), folders.tree),),
     (),

@@ -21,7 +21,7 @@ from normkit.conversion.recipes import RECIPES
 from normkit.errors import NormkitError, OptionError
 from normkit.lab import data
 from normkit.lab.experiment.problems import BadExperiment
-from normkit.lab.experiment.records import Data, Experiment, Run, Setting, Step, Train, Variant
+from normkit.lab.experiment.records import Data, Experiment, ModelStep, Run, Setting, Train, Variant
 from normkit.lab.models.variant import build_variant, learning_rate_followers
 from normkit.lab.train.batches import EpochPlan
 from normkit.lab.train.evaluate import FIVE
@@ -155,12 +155,12 @@ def _distinct_models(experiment: Experiment) -> Iterable[Variant]:
     return distinct.values()
 
 
-def _links_samples(step: Step) -> bool:
+def _links_samples(step: ModelStep) -> bool:
     layer = ENTRIES.get(step.name) if step.kind == "norm" else None
     return layer is not None and layer.card.links_samples
 
 
-def _depends_on_batch(step: Step) -> bool:
+def _depends_on_batch(step: ModelStep) -> bool:
     """Whether a step makes another layer for another batch size."""
     if step.kind != "recipe":
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from normkit.lab.experiment.problems import BadExperiment, KeyPath, Problems
 from normkit.lab.experiment.records import Data, Model, Train, Watch
@@ -13,8 +13,6 @@ from normkit.lab.experiment.records import Data, Model, Train, Watch
 RECORDS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "watch": Watch}
 NONE = "none"  # TOML has no word for nothing: lets a scale or variant take a value back
 MOST_SEEDS = 10_000  # more are a slip, and would fill the memory
-
-AnyRecord = TypeVar("AnyRecord")
 
 
 class WrongType(Exception):
@@ -49,7 +47,7 @@ def checked(kind: Any, value: Any, path: KeyPath, problems: Problems) -> Any:
         return None
 
 
-def record_of(record: type[AnyRecord], table: Mapping[str, Any]) -> AnyRecord:
+def record_of(record: Any, table: Mapping[str, Any]) -> Any:
     """The record of a table that was checked before."""
     return record(**{key: fit(types(record)[key], value) for key, value in table.items()})
 

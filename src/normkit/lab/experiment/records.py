@@ -54,7 +54,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Step:
+class ModelStep:
     """One change of the model: convert its norms, apply a recipe, or standardize its weights."""
 
     kind: str  # "norm", "recipe" or "weights"
@@ -110,7 +110,7 @@ class Setting:
 
     data: Data = Data()
     model: Model = Model()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ModelStep, ...] = ()
     train: Train = Train()
     watch: Watch = Watch()
 

@@ -12,7 +12,7 @@ from normkit.conversion.targets import TARGETS
 from normkit.errors import nearest
 from normkit.lab.experiment.fields import NONE, WrongType, option, shorten
 from normkit.lab.experiment.problems import KeyPath, Problems
-from normkit.lab.experiment.records import Step
+from normkit.lab.experiment.records import ModelStep
 
 KINDS = ("norm", "recipe", "weights")
 # what a variant without a list of steps calls the options of each kind
@@ -22,7 +22,9 @@ STEP_KEYS = (*KINDS, "where", "options")
 NOT_OPTIONS = ("model", "where", "example", "optimizer")  # arguments of recipes that no file gives
 
 
-def steps_of(variant: Mapping[str, Any], path: KeyPath, problems: Problems) -> tuple[Step, ...]:
+def steps_of(
+    variant: Mapping[str, Any], path: KeyPath, problems: Problems
+) -> tuple[ModelStep, ...]:
     """The steps of a variant, from ``steps`` or from the keys that stand for it.
 
     Of norm, recipe and weights the norms come first, then the recipe, then the weights.
@@ -71,7 +73,7 @@ def known_options(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, s
 
 def _from_short_keys(
     variant: Mapping[str, Any], path: KeyPath, problems: Problems
-) -> list[Step | None]:
+) -> list[ModelStep | None]:
     steps = []
     for kind in KINDS:
         if kind in variant:
@@ -86,7 +88,7 @@ def _from_short_keys(
     return steps
 
 
-def _from_table(table: Mapping[str, Any], path: KeyPath, problems: Problems) -> Step | None:
+def _from_table(table: Mapping[str, Any], path: KeyPath, problems: Problems) -> ModelStep | None:
     for key in table:
         if key not in STEP_KEYS:
             problems.unknown((*path, key), STEP_KEYS)
@@ -108,7 +110,7 @@ def _step(
     path: KeyPath,
     options_path: KeyPath,
     problems: Problems,
-) -> Step | None:
+) -> ModelStep | None:
     if where is not None and not isinstance(where, str):
         problems.add((*path, "where"), f'expects a string such as "stem", got {shorten(where)}.')
         where = None
@@ -132,7 +134,7 @@ def _step(
             checked[key] = option_value(value, known[key])
         except WrongType as error:
             problems.add((*options_path, key), f"expects {error}, got {shorten(value)}.")
-    return Step(kind, name, where, checked)
+    return ModelStep(kind, name, where, checked)
 
 
 def option_value(value: Any, annotation: str) -> Any:

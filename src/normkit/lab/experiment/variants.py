@@ -12,7 +12,7 @@ from normkit.lab.experiment import rules
 from normkit.lab.experiment.fields import RECORDS, check_table, flat, laid_over, record_of, shorten
 from normkit.lab.experiment.grid import Axis, Change, read_changes
 from normkit.lab.experiment.problems import KeyPath, Problems
-from normkit.lab.experiment.records import Cell, Run, Setting, Step, Variant
+from normkit.lab.experiment.records import Cell, ModelStep, Run, Setting, Variant
 from normkit.lab.experiment.steps import (
     KINDS,
     SHORT_KEYS,
@@ -32,7 +32,7 @@ class Draft:
     name: str
     path: KeyPath
     tables: Mapping[str, Mapping[str, Any]]  # what it changes in data, model, train, watch
-    steps: tuple[Step, ...]
+    steps: tuple[ModelStep, ...]
     only: Mapping[str, tuple[Any, ...]]
     changes: tuple[Change, ...]
 
@@ -160,7 +160,7 @@ def _setting(
     return Setting(steps=steps, **records), blame
 
 
-def _with_option(step: Step, kind: str, name: str, value: Any) -> Step:
+def _with_option(step: ModelStep, kind: str, name: str, value: Any) -> ModelStep:
     """A step with an option set, if it is of the kind and has that option."""
     known = known_options(kind, step.name, step.options) if step.kind == kind else {}
     if name not in known:

@@ -19,7 +19,7 @@ from normkit.conversion.recipes.worker_batch import set_worker_batch
 from normkit.core.card import Card
 from normkit.errors import NothingToDo, OptionError, UnknownName, nearest
 from normkit.inspection import Site
-from normkit.lab.experiment import Setting, Step, Train
+from normkit.lab.experiment import ModelStep, Setting, Train
 from normkit.lab.experiment.steps import KINDS
 from normkit.lab.models.build import build
 from normkit.layers.base import Normalizer
@@ -38,8 +38,8 @@ def build_variant(
     whatever two variants share starts bit for bit alike. Torch's own random numbers are left
     where they were.
 
-    >>> from normkit.lab.experiment import Setting, Step
-    >>> ubn = Setting(steps=(Step("norm", "ubn", options={"tau": 0.25}),))
+    >>> from normkit.lab.experiment import Setting, ModelStep
+    >>> ubn = Setting(steps=(ModelStep("norm", "ubn", options={"tau": 0.25}),))
     >>> model, plain = (build_variant(each, 10, (1, 8, 8), seed=1) for each in (ubn, Setting()))
     >>> model.conv1.norm.tau, torch.equal(model.fc.weight, plain.fc.weight)
     (0.25, True)
@@ -72,7 +72,7 @@ def normalizes_input(site: Site) -> bool:
     return isinstance(card, Card) and card.normalizes_input
 
 
-def _apply(model: nn.Module, step: Step, train: Train, example: Tensor, seed: int) -> None:
+def _apply(model: nn.Module, step: ModelStep, train: Train, example: Tensor, seed: int) -> None:
     if step.kind == "norm":
         _convert(model, step, seed)
     elif step.kind == "recipe":
@@ -90,7 +90,7 @@ def _apply(model: nn.Module, step: Step, train: Train, example: Tensor, seed: in
         raise OptionError(f"unknown kind of step {step.kind!r}. {nearest(step.kind, KINDS)}")
 
 
-def _convert(model: nn.Module, step: Step, seed: int) -> None:
+def _convert(model: nn.Module, step: ModelStep, seed: int) -> None:
     where: Any = step.where
     if where is None and any(map(normalizes_input, survey(model))):
 

@@ -100,13 +100,6 @@ class Recorded:
             self.replay = replay
 
 
-def called(action: Action) -> Action:
-    """In the place of a record where there is none to be had, and with the same warm-up."""
-    for _ in range(WARM_UP):
-        action()
-    return action
-
-
 @contextmanager
 def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Tensors are afterwards what they were, in the same memory."""

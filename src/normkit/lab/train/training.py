@@ -100,14 +100,6 @@ class Training:
         with self.run_device.here():
             return next(self._work, False)
 
-    def until_epoch_ends(self) -> bool:
-        """All pieces of an epoch; False if there was nothing left to do."""
-        before = self.epoch
-        while self.epoch == before:
-            if not self.step():
-                return False
-        return True
-
     def progress(self, record: Epoch | None = None) -> Progress:
         losses = [e.train_loss for e in self.records if e.train_loss is not None]
         reached = self.epoch + self.at / self.plan.steps
