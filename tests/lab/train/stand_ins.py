@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normkit.lab.experiment import Data, Run, Setting, Train, Watch
 from normkit.lab.results import Result
+from normkit.lab.train import Training
 
 
 class Batches:
@@ -99,3 +100,10 @@ def numbers(result: Result) -> Result:
     """A result without what depends on the clock."""
     epochs = tuple(replace(epoch, seconds=0.0) for epoch in result.epochs)
     return replace(result, epochs=epochs, seconds=0.0, images_per_second=None)
+
+
+def until_epoch_ends(training: Training) -> None:
+    """All pieces of an epoch."""
+    before = training.epoch
+    while training.epoch == before and training.step():
+        pass

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import normkit as nk
-from lab.train.stand_ins import numbers
+from lab.train.stand_ins import numbers, until_epoch_ends
 from normkit.core.cudnn import one_algorithm as repeatable
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train
@@ -40,12 +40,6 @@ NEAR = {"float32": 1e-3, "bf16": 0.05, "fp16": 0.01}
 def _repeatable() -> Iterator[None]:
     with repeatable():
         yield
-
-
-def until_epoch_ends(training: Training) -> None:
-    before = training.epoch
-    while training.epoch == before and training.step():
-        pass
 
 
 def setting(variant: str = "bn", model: str = "native:resnet20", **options: Any) -> Setting:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from lab.train.stand_ins import network, numbers, run, sets
+from lab.train.stand_ins import network, numbers, run, sets, until_epoch_ends
 from normkit.catalog import ENTRIES
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, ModelStep, Run, Setting, Train, Watch
@@ -115,7 +115,7 @@ def test_going_back_over_a_milestone_sets_the_rate_of_layers_too(tmp_path: Path)
 
     asked = run(epochs=2, schedule="step", milestones=(1,), factor=0.01)
     training = Training(asked, sets(), model=model())
-    training.until_epoch_ends()
+    until_epoch_ends(training)
     write(training.state_dict(), tmp_path / "run.pt")  # layers still have the first rate
     training.step()
     training.load_state_dict(read(tmp_path / "run.pt"))
@@ -129,7 +129,7 @@ def test_going_back_over_a_milestone_sets_the_rate_of_layers_too(tmp_path: Path)
 
 def test_seconds_of_all_parts_are_added(tmp_path: Path) -> None:
     training = Training(run(), sets(), model=network())
-    training.until_epoch_ends()
+    until_epoch_ends(training)
     training.step()
     state = training.state_dict()
     assert state["seconds"] > training.records[0].seconds

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import normkit as nk
-from lab.train.stand_ins import Batches, network, numbers, run, sets
+from lab.train.stand_ins import Batches, network, numbers, run, sets, until_epoch_ends
 from normkit.errors import OptionError
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, ModelStep, Run, Setting, Train, Watch
@@ -97,7 +97,7 @@ def test_other_seeds_see_another_order() -> None:
     for seed in (1, 2, 1):
         given = sets()
         training = Training(run(seed), given, model=network())
-        training.until_epoch_ends()
+        until_epoch_ends(training)
         orders.append(given.train.seen)
     assert orders[0] == orders[2]
     assert orders[0] != orders[1]
@@ -175,7 +175,7 @@ def test_evaluation_is_as_rare_as_asked() -> None:
 def test_evaluation_in_parts_is_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     def tested() -> tuple[float | None, float | None]:
         training = Training(run(epochs=1, precision="float64"), sets(), model=network())
-        training.until_epoch_ends()
+        until_epoch_ends(training)
         return training.records[0].test_loss, training.records[0].test_accuracy
 
     whole = tested()
@@ -200,7 +200,7 @@ def test_top_5_is_recorded_where_it_says_something(classes: int) -> None:
     asked = Run(Setting(data, train=Train(epochs=1, batch=50, lr=0.01)), seed=1)
     given = load(data)
     training = Training(asked, given)
-    training.until_epoch_ends()
+    until_epoch_ends(training)
     model = training.trainer.model.eval()
     for part in ("validation", "test"):
         images, labels = next(iter(getattr(given, part).batches(200)))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from normkit.core.optional_dependencies import require
-from normkit.lab.data.records import CorruptData, Files, bounds
+from normkit.lab.data.records import CorruptData, Files, Loader
 from normkit.lab.data.sampling import generator, stream
 from normkit.lab.data.transforms import Augmentation, boxes, normalize
 
@@ -25,7 +25,7 @@ MOST_WORKERS = 8
 SHORTER_SIDE = 8 / 7  # before the middle is cut out: 256 pixels for 224
 
 
-class FileLoader:
+class FileLoader(Loader):
     """Batches from image files. Made by ``load``."""
 
     def __init__(
@@ -49,21 +49,9 @@ class FileLoader:
     def __len__(self) -> int:
         return len(self.files.paths)
 
-    def batches(
-        self,
-        batch: int,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        augment: bool = False,
-        start: int = 0,
+    def _load(
+        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.arange(len(self))
-        if shuffle:
-            order = torch.randperm(len(self), generator=generator("order", seed, epoch))
-        cuts = list(bounds(len(self), batch, drop_last, start))
         first = stream("image", seed, epoch) >> 1
 
         def requests() -> Iterator[list[Request]]:

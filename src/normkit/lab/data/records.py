@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from normkit.errors import NormkitError
+from normkit.lab.data.sampling import generator
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of each channel, in 0 … 1
 
@@ -71,14 +71,14 @@ class Listing:
     classes: int
 
 
-class Loader(Protocol):
+class Loader:
     """Images and labels of one of the sets, in batches on the device."""
 
     device: torch.device
 
     def __len__(self) -> int:
         """How many samples."""
-        ...
+        raise NotImplementedError
 
     def batches(
         self,
@@ -96,7 +96,23 @@ class Loader(Protocol):
         Which samples, in which order and how augmented depends on ``seed`` and ``epoch`` alone;
         ``start`` leaves out so many batches and changes nothing about those that follow.
         """
-        ...
+        batch = batch or len(self)
+        last = len(self) // batch * batch if drop_last else len(self)
+        cuts = [(first, min(first + batch, last)) for first in range(start * batch, last, batch)]
+        order = self.order(seed, epoch, shuffle=shuffle)
+        yield from self._load(order, cuts, seed, epoch, augment)
+
+    def order(self, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
+        """(N,) int64 on the CPU: which sample comes when."""
+        if not shuffle:
+            return torch.arange(len(self))
+        return torch.randperm(len(self), generator=generator("order", seed, epoch))
+
+    def _load(
+        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The samples of each cut, from its first position of the order up to its last."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +125,3 @@ class Sets:
     test: Loader
     classes: int
     shape: tuple[int, int, int]  # (C, H, W)
-
-
-def bounds(samples: int, batch: int, drop_last: bool, start: int) -> Iterator[tuple[int, int]]:
-    """First and last position of every batch."""
-    batch = batch or samples
-    last = samples // batch * batch if drop_last else samples
-    for first in range(start * batch, last, batch):
-        yield first, min(first + batch, last)

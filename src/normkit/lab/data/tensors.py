@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normkit.lab.data.records import bounds
-from normkit.lab.data.sampling import generator
+from normkit.lab.data.records import Loader
 from normkit.lab.data.transforms import INDEX, Augmentation, Holes, Windows, mirror, normalize, turn
 
 NONE = Augmentation()
 
 
-class TensorLoader:
+class TensorLoader(Loader):
     """Batches from tensors. Made by ``load``; images are bytes (N, C, H, W).
 
     >>> from normkit.lab.data import load
@@ -54,19 +53,12 @@ class TensorLoader:
     def __len__(self) -> int:
         return self.labels.shape[0]
 
-    def order(self, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
-        """(N,) int64 on the device: which sample comes when."""
-        return self._moved(self._order(seed, epoch, shuffle))
-
     def plan(self, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
         """(N, COLUMNS) int64 on the device: all that is random about an epoch.
 
         Any run of its rows is a batch for ``gather``. Without augmentation it is the order alone.
         """
-        if self.augmentation == NONE:
-            return self.order(seed, epoch, shuffle=shuffle)
-        order = self._order(seed, epoch, shuffle)
-        return self._moved(self.augmentation.plan(order, self.shape, seed, epoch))
+        return self._planned(self.order(seed, epoch, shuffle=shuffle), seed, epoch)
 
     def gather(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Images, normalized, and labels: of rows of a plan, or plain ones of (B,) of an order."""
@@ -86,26 +78,17 @@ class TensorLoader:
             images = self._holes.cut(images, which)
         return images, self.labels.index_select(0, index)
 
-    def batches(
-        self,
-        batch: int,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        augment: bool = False,
-        start: int = 0,
+    def _load(
+        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        draw = self.plan if augment else self.order
-        drawn = draw(seed, epoch, shuffle=shuffle)
-        for first, last in bounds(len(self), batch, drop_last, start):
-            yield self.gather(drawn[first:last])
+        rows = self._planned(order, seed, epoch) if augment else self._moved(order)
+        for first, last in cuts:
+            yield self.gather(rows[first:last])
 
-    def _order(self, seed: int, epoch: int, shuffle: bool) -> Tensor:
-        if not shuffle:
-            return torch.arange(len(self))
-        return torch.randperm(len(self), generator=generator("order", seed, epoch))
+    def _planned(self, order: Tensor, seed: int, epoch: int) -> Tensor:
+        if self.augmentation == NONE:
+            return self._moved(order)
+        return self._moved(self.augmentation.plan(order, self.shape, seed, epoch))
 
     def _moved(self, drawn: Tensor) -> Tensor:
         if self.device.type == "cuda":  # from pinned memory the host need not wait for the copy
