@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
+from normkit.catalog import ENTRIES
 from normkit.errors import OptionError
 from normkit.lab.experiment import Model, ModelStep, Setting, Train
 from normkit.lab.models import NATIVE
 from normkit.lab.models.variant import build_variant
+from normkit.layers.base import Normalizer
 
 SHAPE = (1, 8, 8)
 
@@ -88,6 +90,13 @@ def test_layers_without_a_batch_part_are_left_alone() -> None:
     assert micro.conv1.norm.virtual_batch is None
     mixture, _ = pair(ModelStep("norm", "sn", options={"use_bn": False}), worker_batch=2)
     assert mixture.conv1.norm.virtual_batch is None
+
+
+@pytest.mark.parametrize("name", nk.names("activation"))
+def test_cards_tell_which_layers_link_samples(name: str) -> None:
+    layer = ENTRIES[name]
+    assert layer.card.links_samples == (layer.batch_multiple is not Normalizer.batch_multiple)
+    assert nk.make(name, 8).batch_multiple == 1  # as they are by default, any batch will do
 
 
 def test_linked_samples_must_fit_into_a_worker() -> None:

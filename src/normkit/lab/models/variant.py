@@ -23,7 +23,6 @@ from normkit.lab.experiment import ModelStep, Setting, Train
 from normkit.lab.experiment.steps import KINDS
 from normkit.lab.models.build import build
 from normkit.layers.base import Normalizer
-from normkit.layers.norm_act import NormAct
 
 TORCH_DEFAULTS = {"eps": 1e-5, "momentum": 0.1}  # of its batch norms
 
@@ -124,11 +123,11 @@ def _start_fresh(
     the seed and its own path, so that two variants that have the same layer somewhere start it
     with the same numbers.
     """
+    converted = {site.path: site for site in survey(model)}
     for step in plan.steps:
         if step.action != "convert":
             continue
-        there = model.get_submodule(step.path)
-        old = there.norm if isinstance(there, NormAct) else there
+        there, old = converted[step.path].module, converted[step.path].norm
         if not isinstance(old, Normalizer) or type(old) not in ENTRIES.values():
             continue  # torch's own layers start in one way only
         with _seeded(_derived(seed, step.path)):
@@ -139,8 +138,11 @@ def _start_fresh(
         if isinstance(scale, Tensor) and scale.dim() == 1 and "scale_init" not in options:
             new.scale_by(scale)
         new.train(old.training)
-        for path in (step.path,) if isinstance(there, NormAct) else step.paths:
-            parent, _, name = (f"{path}.norm" if there is not old else path).rpartition(".")
+        if there is not old:
+            there.norm = new
+            continue
+        for path in step.paths:
+            parent, _, name = path.rpartition(".")
             model.get_submodule(parent)._modules[name] = new
 
 
