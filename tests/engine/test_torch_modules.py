@@ -134,12 +134,40 @@ def test_grad_and_gradgrad(pair):
     assert gradgradcheck(call, everything, fast_mode=True)
 
 
+SPREAD = {
+    "gaps": lambda x: torch.stack([x, torch.zeros_like(x)], -1)[..., 0],
+    "turned": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", SPREAD)
 @on_every_pair
-def test_non_contiguous(pair):
+def test_non_contiguous(pair, how, dtype):
+    """Inputs and gradients that do not lie densely, in all number types: the numbers of torch's
+    module in float64 from the same rounded input, up to the rounding of the type."""
     theirs, ours, x = pair
-    wide = torch.stack([x.detach(), torch.zeros_like(x)], -1)[..., 0]
-    assert not wide.is_contiguous() or x.numel() <= 1
-    torch.testing.assert_close(ours(wide), theirs(x.detach()))
+    x, dy = x.detach().to(dtype), torch.randn_like(x).to(dtype)
+    ours = ours.to(dtype)
+    with torch.no_grad():
+        for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
+            its.copy_(mine)  # as rounded
+    wide, grad = SPREAD[how](x).requires_grad_(), SPREAD[how](dy)
+    assert not wide.is_contiguous() or x.numel() <= max(x.shape)  # one axis, or nothing
+    exact = x.double().requires_grad_()
+    y, z = ours(wide), theirs(exact)
+    assert y.dtype == dtype
+    # one rounding to the type, after sums of some hundred values in float32 or wider
+    inner = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    near = dict.fromkeys(("rtol", "atol"), torch.finfo(dtype).eps + 64 * inner)
+    torch.testing.assert_close(y.double(), z, **near)
+    y.backward(grad)
+    z.backward(dy.double())
+    near["atol"] *= max(1.0, float(exact.grad.abs().max()) if x.numel() else 1.0)
+    torch.testing.assert_close(wide.grad.double(), exact.grad, **near)
+    for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
+        bound = near["atol"] * max(1.0, float(its.grad.abs().max()))
+        torch.testing.assert_close(mine.grad.double(), its.grad, rtol=near["rtol"], atol=bound)
 
 
 @on_every_pair

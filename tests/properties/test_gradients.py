@@ -7,8 +7,11 @@ see that, so those are compared with their straightforward versions in tests/ben
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -80,3 +83,26 @@ def test_gradients_of_parameters_alone(case):
         assert not call(x, torch.zeros_like(x)).requires_grad
         return
     assert gradcheck(lambda *p: call(x, torch.zeros_like(x), *p), parameters, fast_mode=True)
+
+
+ACTIVATIONS = {"none": lambda y: y, "relu": F.relu, "silu": F.silu}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_gradient_of_the_residual(case, memory, activation):
+    """What flows into the residual is the gradient before the activation, to 1e-9: gradcheck sees
+    only sums along random directions, and to 1e-6."""
+    layer = build(case)
+    twin = copy.deepcopy(layer)
+    x = inputs(4, (3, 2), memory)
+    residual = torch.randn_like(x)
+    a, b = residual.clone().requires_grad_(), residual.clone().requires_grad_()
+    y = layer(x, a, activation)
+    z = ACTIVATIONS[activation](twin(x) + b)
+    torch.testing.assert_close(y, z, rtol=1e-9, atol=1e-9)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    z.backward(dy)
+    torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)

@@ -26,6 +26,7 @@ class Coefficients(NamedTuple):
         a, b = self
         if scale is None:
             return Coefficients(a, b if shift is None else b + shift)
+        scale = scale.to(a.dtype)  # once: the two parts of a narrow parameter's gradient may cancel
         return Coefficients(
             a * scale, b * scale if shift is None else torch.addcmul(shift, b, scale)
         )
