@@ -24,7 +24,7 @@ OPTIONS = {
     "dn": {"batch": 2, "start": "gn", "groups": 4},
 }
 # parts of a step that say nothing about the formula
-INCIDENTAL = {"nonfinite_batches", "old_mean", "old_std"}
+INCIDENTAL = {"nonfinite_batches"}
 
 
 def layer_of(name: str) -> Normalizer:

@@ -43,11 +43,11 @@ def batch(size: int = 4) -> Tensor:
 
 
 def is_clean(model: nn.Module) -> bool:
-    """No hook and no replaced method is left."""
+    """No hook and no listener is left."""
     return not any(
         m._forward_hooks
         or m._forward_pre_hooks
-        or {"coefficients", "gated", "after_fusion"} & {*vars(m)}
+        or getattr(m, "listeners", ())
         for m in model.modules()
     )
 

@@ -41,8 +41,7 @@ def kept():
 
 
 def ramps():
-    return Ramps(3.0, 0.0, 8.0, 5.0, 1.0, 9.0, 0.0, *(statistic(), statistic()), count(value=3),
-                 *(statistic(), statistic()))  # fmt: skip
+    return Ramps(3.0, 0.0, 8.0, 5.0, 1.0, 9.0, statistic(), statistic(), count(value=3))
 
 
 def own(kind):

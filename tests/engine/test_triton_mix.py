@@ -192,8 +192,8 @@ def test_it_is_the_fused_path(layer, monkeypatch):
 
 def test_layers_that_mix_otherwise_are_left_alone():
     x = inputs(dtype=torch.float32).to(DEVICE)
-    assert nk.SSN(8).fusion(x) is None
-    assert nk.SN(8, virtual_batch=2).fusion(x) is None
+    for layer in (nk.SSN(8), nk.SN(8, virtual_batch=2)):
+        assert layer.fusion(x, layer.state()) is None
     twin = nk.SSN(8).to(DEVICE)
     layer = copy.deepcopy(twin)
     with nk.use_backend("triton"):

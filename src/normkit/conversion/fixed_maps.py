@@ -74,7 +74,7 @@ def _own(norm: Normalizer, axes: int | None) -> FixedMap | str:
         return "it has no scale and shift that would be all it does"
     layer: Any = copy.deepcopy(norm)
     layer = layer if _is_narrow(norm) else layer.double()
-    scale, shift = (table[0] for table in layer.coefficients(None))
+    scale, shift = (table[0] for table in layer.compute(None, layer.state()).map)
     if not isinstance(norm, BNET) or norm.weight is None or norm.bias is None:
         return FixedMap(scale, shift)
     if axes == 2 or norm.kernel_size == 1:  # only the centre tap acts

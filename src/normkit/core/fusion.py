@@ -32,12 +32,9 @@ class Ramps(NamedTuple):
     d_max: float
     d_start: float
     d_end: float
-    before: float  # added to the counter, for when checkpointing computes a batch again
     mean: Tensor  # what is corrected towards
     std: Tensor
     seen: Tensor  # the counter
-    old_mean: Tensor  # get what was corrected towards
-    old_std: Tensor
 
 
 class Pool(NamedTuple):
@@ -54,6 +51,10 @@ class Pool(NamedTuple):
     bias: Tensor | None
     memory: Memory | None = None
     ramps: Ramps | None = None
+
+    def leaves_moments(self, channels: int) -> bool:
+        """Whether a kernel leaves mean and variance of each channel of the batch."""
+        return self.kind == "batch" and self.groups == channels and self.ramps is None
 
 
 class Condensation(NamedTuple):
@@ -87,6 +88,9 @@ class Gate(NamedTuple):
     keeps_gates: bool = False  # whether the gates (N, C) are wanted too, with their gradient
     condensation: Condensation | None = None
 
+    def leaves_moments(self, channels: int) -> bool:
+        return False
+
 
 class Channel(NamedTuple):
     """A batch norm, then a group norm of its output with parameters per group or per channel.
@@ -105,6 +109,9 @@ class Channel(NamedTuple):
     memory: Memory | None = None
     rate: Tensor | None = None
 
+    def leaves_moments(self, channels: int) -> bool:
+        return self.given is None and self.rate is None
+
 
 class Mix(NamedTuple):
     """(x − mean) / √(var + eps), then weight and bias per channel, with mixtures of statistics.
@@ -122,6 +129,9 @@ class Mix(NamedTuple):
     var_weight: Tensor
     given: tuple[Tensor, Tensor] | None = None
     memory: Memory | None = None
+
+    def leaves_moments(self, channels: int) -> bool:
+        return False
 
 
 Fusion = Pool | Gate | Channel | Mix
@@ -145,5 +155,5 @@ def kept_dense(fusion: Fusion) -> bool:
         return False
     if isinstance(fusion, Pool):
         ramps = fusion.ramps
-        return ramps is None or lie_dense(ramps.old_mean, ramps.old_std)
+        return ramps is None or lie_dense(ramps.mean, ramps.std)
     return fusion.given is None or lie_dense(*fusion.given)

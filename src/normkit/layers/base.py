@@ -13,9 +13,10 @@ from normkit.core.card import Card
 from normkit.core.fusion import Fusion
 from normkit.core.layout import Channels, Layout
 from normkit.core.messages import title
-from normkit.core.moments import Coefficients, Moments
+from normkit.core.moments import Coefficients, Moments, per_channel
 from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
+from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.tracing import node_of
 from normkit.core.trained import DECAYED, NOT_DECAYED, SCALES, FixedMap, ParameterRole, TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
@@ -28,7 +29,22 @@ from normkit.layers.measured import Measured
 class Normalizer(Configured, Measured):
     """A layer y = a·x + b whose tables come from ``coefficients(moments)``.
 
-    A subclass owns its parameters and buffers and writes that one method.
+    A subclass owns its parameters and writes that one method: a pure function on small tables,
+    which never touches x. There are three more ways:
+
+        statistics kept between batches   subclass BatchNormalizer, whose ``coefficients(moments,
+                                          state)`` also returns the new statistics
+        cells other than channels         override ``cells``
+        no affine map of moments          override ``normalize``: compute y from x, by torch or by
+                                          functions of the engine, and end with ``self.finish``,
+                                          which does weight, bias, residual and activation in one
+                                          pass
+
+    For example, without any statistics:
+
+        class DyT(Normalizer):
+            def normalize(self, x, residual, activation):
+                return self.finish(torch.tanh(self.alpha * x), residual, activation)
     """
 
     card: ClassVar[Card]
@@ -55,11 +71,16 @@ class Normalizer(Configured, Measured):
         self._factory = {"device": device, "dtype": dtype}
         self.register_parameter("weight", self._new(scale_init) if affine else None)
         self.register_parameter("bias", self._new(0.0) if affine else None)
+        self.listeners: tuple[Callable[[Moments], None], ...] = ()
+        """Called with the moments of every batch that a pass has computed."""
+        self.exchange: Callable[[Tensor, Moments, LayerState], MapResult] | None = None
+        """Called instead of ``compute``, and no kernel makes the map: for batches in parts."""
 
     # ---------------------------------------------------------------- what a subclass writes
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
-        """The tables (a, b) of the map, from the moments of each sample and channel."""
+    def coefficients(self, *args: Any, **kwargs: Any) -> Any:
+        """``coefficients(moments) -> Coefficients``: the tables of the map, from the moments of
+        each sample and channel. (Any, for BatchNormalizer's has the state too and returns more.)"""
         raise NotImplementedError
 
     def cells(self, x: Tensor) -> Layout:
@@ -74,12 +95,26 @@ class Normalizer(Configured, Measured):
         """Whether ``coefficients`` needs the moments now; if not, the engine skips their pass."""
         return True
 
-    def fusion(self, x: Tensor) -> Fusion | None:
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         """What the coefficients are, for backends that can make them in one kernel."""
         return None
 
-    def after_fusion(self, fusion: Fusion, tables: Tensor, begin: int, x: Tensor) -> None:
-        """What is left to be done with the statistics of the batch, which begin there."""
+    def normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        """activation(norm(x) + residual) of an input that has been checked and is not empty.
+
+        An affine map of moments, unless a layer overrides this.
+        """
+        state = self.state()
+        fusion = None if self.exchange is not None else self.fusion(x, state)
+        if fusion is not None:
+            done = fused(x, fusion, cells=self.cells, residual=residual, activation=activation)
+            if done is not None:
+                y, tables, begin, _ = done
+                self.after_fusion(fusion, state, tables, begin, x)
+                return y
+        y, result = self.mapped(x, state, residual, activation)
+        self.write(result.update)
+        return y
 
     def check_size(self, x: Tensor) -> None:
         """Refuse sizes for which the statistics do not exist."""
@@ -147,7 +182,7 @@ class Normalizer(Configured, Measured):
         mine = self._anchor()
         if mine is None or mine.device.type != "mps":  # which has no float64
             layer = layer.double()
-        scale, shift = layer.coefficients(None)
+        scale, shift = layer.compute(None, layer.state()).map
         return scale[0], shift[0]
 
     def pools_samples(self) -> bool:
@@ -223,7 +258,7 @@ class Normalizer(Configured, Measured):
         if x.numel() == 0:
             return self._empty(x, residual, activation)
         self.check_size(x)
-        return self._normalize(x, residual, activation)
+        return self.normalize(x, residual, activation)
 
     @classmethod
     def from_batch_norm(cls, source: nn.Module, **options: Any) -> Self:
@@ -283,23 +318,77 @@ class Normalizer(Configured, Measured):
                     return tensor
         return None
 
-    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
-        fusion = self.fusion(x)
-        if fusion is not None:
-            done = fused(x, fusion, cells=self.cells, residual=residual, activation=activation)
-            if done is not None:
-                # a graph has remembered already, and must not wait to see what
-                if fusion.memory is None or not torch.compiler.is_compiling():
-                    self.after_fusion(fusion, done[1], done[2], x)
-                return done[0]
+    def finish(self, y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        """activation(weight · y + bias + residual) in one pass: the end of ``normalize``."""
+        weight, bias = self.weight, self.bias
+        if weight is None or bias is None:
+            return epilogue(y, residual, activation)
         return normalize(
+            y,
+            lambda _: per_channel(weight, bias, y),
+            use_moments=False,
+            residual=residual,
+            activation=activation,
+        )
+
+    # ---------------------------------------------------------------- from moments to the map
+
+    def state(self) -> LayerState:
+        """What a forward starts from."""
+        return LayerState(self.training, self._buffers)
+
+    def compute(self, moments: Moments | None, state: LayerState) -> MapResult:
+        """The map, and the new statistics of a layer that keeps any: nothing is changed."""
+        return MapResult(self.coefficients(moments))
+
+    def observe(self, x: Tensor, moments: Moments | None, state: LayerState) -> LayerState:
+        """The state, with what the layer has to know of its input beside the moments."""
+        return state
+
+    def observed_samples(self) -> int | None:
+        """How many samples of an input ``observe`` looks at; None for all. One tells its size."""
+        return 1
+
+    def write(self, update: StateUpdate | None) -> None:
+        """Let new statistics enter the buffers: once a forward, after the map."""
+
+    def mapped(
+        self,
+        x: Tensor,
+        state: LayerState,
+        residual: Tensor | None = None,
+        activation: str = "none",
+    ) -> tuple[Tensor, MapResult]:
+        """activation(a·x + b + residual), and what came of the moments and the state."""
+        results: list[MapResult] = []
+
+        def coefficients(moments: Moments | None) -> Coefficients:
+            results.append(self._heard(x, moments, state))
+            return results[0].map
+
+        y = normalize(
             x,
-            self.coefficients,
+            coefficients,
             cells=self.cells,
             use_moments=self.uses_moments(),
             residual=residual,
             activation=activation,
         )
+        return y, results[0]
+
+    def _heard(self, x: Tensor, moments: Moments | None, state: LayerState) -> MapResult:
+        if moments is not None:
+            for listener in self.listeners:
+                listener(Moments(moments.mean.detach(), moments.var.detach(), moments.count))
+            if self.exchange is not None:
+                return self.exchange(x, moments, state)
+        return self.compute(moments, self.observe(x, moments, state))
+
+    def after_fusion(
+        self, fusion: Fusion, state: LayerState, tables: Tensor, begin: int, x: Tensor
+    ) -> None:
+        """What is left to do when a kernel has made the map: the statistics of the batch begin at
+        ``begin``."""
 
     def _empty(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         """An empty batch: nothing to normalize, but every parameter gets a gradient of zero."""
@@ -316,6 +405,10 @@ class Normalizer(Configured, Measured):
         dtype = statistics_dtype(self._factory["dtype"] or torch.get_default_dtype())  # type: ignore[arg-type]
         size = shape or (self.channels,)
         return torch.full(size, value, device=self._factory["device"], dtype=dtype)  # type: ignore[arg-type]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # copies and files are of the layer, not of those who watch it
+        return {**self.__dict__, "listeners": (), "exchange": None}
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # half() and bfloat16() must not narrow statistics: they would stop moving

@@ -14,7 +14,14 @@ from normkit.core.fusion import Fusion, Memory
 from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments, spread
-from normkit.core.running import all_finite, blend, is_recomputation
+from normkit.core.recomputation import as_first_seen, is_recomputation
+from normkit.core.statistics import (
+    LayerState,
+    MapResult,
+    StateUpdate,
+    all_finite,
+    blended,
+)
 from normkit.core.trained import STATISTICS, TrainedBN
 from normkit.errors import NonFiniteWarning, OptionError, ShapeError
 from normkit.layers.base import Normalizer
@@ -85,9 +92,37 @@ class BatchNormalizer(Normalizer):
         self.register_buffer("arrivals", count.to(torch.int32), persistent=False)
         self._warned = False
 
+    # ---------------------------------------------------------------- what a subclass writes
+
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
+        """The map and the new statistics, from the moments and the statistics so far.
+
+        Pure: it reads parameters and options from self, whatever a batch changes from ``state``.
+        """
+        raise NotImplementedError
+
+    def compute(self, moments: Moments | None, state: LayerState) -> MapResult:
+        return self.coefficients(moments, state)
+
+    def map_reads_state(self) -> bool:
+        """Whether the map of a training batch depends on statistics that batches change."""
+        return self.on_single == "running"
+
+    def state(self) -> LayerState:
+        statistics = dict(self._buffers)
+        if self.training and self.map_reads_state():
+            statistics = as_first_seen(self, self._copies) or statistics
+        return LayerState(self.training, statistics, is_recomputation())
+
+    @torch.no_grad()
+    def _copies(self) -> dict[str, Tensor | None]:
+        return {name: b if b is None else b.clone() for name, b in self._buffers.items()}
+
     def cells(self, x: Tensor) -> Layout:
         # one table row for the whole batch where no sample needs its own
-        whole = self.shares_map and (self.virtual_batch or x.shape[0]) >= x.shape[0]
+        whole = self.shares_map and self.exchange is None
+        if whole and self.virtual_batch is not None and self.uses_batch():
+            whole = self.virtual_batch >= x.shape[0]
         return Batch.of(x) if whole and Batch.fits(x) else Channels.of(x)
 
     def set_worker_batch(self, samples: int) -> None:
@@ -107,9 +142,10 @@ class BatchNormalizer(Normalizer):
         names = ("running_mean", self.second_buffer)
         return {name: b for name in names if (b := self._buffers[name]) is not None}
 
-    def uses_batch(self) -> bool:
+    def uses_batch(self, state: LayerState | None = None) -> bool:
         """Whether the statistics come from the batch: in training, or where none are kept."""
-        return self.training or self.running_mean is None
+        training = self.training if state is None else state.training
+        return training or self.running_mean is None
 
     def uses_moments(self) -> bool:
         return self.uses_batch()
@@ -120,13 +156,16 @@ class BatchNormalizer(Normalizer):
             return False
         return (self.virtual_batch or x.shape[0]) >= x.shape[0] and x.numel() > self.channels
 
-    def statistics(self, moments: Moments | None) -> Moments:
+    # ---------------------------------------------------------------- the statistics of a batch
+
+    def statistics(
+        self, moments: Moments | None, state: LayerState
+    ) -> tuple[Moments, StateUpdate | None]:
         """Mean and variance per channel, tables (1, C) or (N, C): of the batch, or running ones."""
-        if moments is None or not self.uses_batch() or self.single(moments):
-            return self.running()
+        if moments is None or not self.uses_batch(state) or self.single(moments):
+            return self.running(state), None
         pooled = moments.pooled(samples=self.virtual_batch)
-        self.track(pooled)
-        return self.each_sample(pooled, moments)
+        return self.each_sample(pooled, moments), self.tracked(pooled, state)
 
     def each_sample(self, pooled: Moments, moments: Moments) -> Moments:
         """Statistics of runs, repeated for each sample of the run."""
@@ -135,13 +174,14 @@ class BatchNormalizer(Normalizer):
         mean, var = (spread(t, samples=samples, runs_of=k) for t in (pooled.mean, pooled.var))
         return Moments(mean, var, pooled.count)
 
-    def running(self) -> Moments:
-        """The running statistics, tables (1, C): copies, so that no graph meets a later update."""
-        if self.running_mean is None or self.running_var is None:
+    def running(self, state: LayerState | None = None) -> Moments:
+        """The running statistics, tables (1, C), as they were or as they are now."""
+        state = self.state() if state is None else state
+        if not (state.knows("running_mean") and state.knows("running_var")):
             raise OptionError(
                 f"{title(self)} keeps no running statistics. Try track_running_stats=True."
             )
-        return Moments(self.running_mean.clone()[None], self.running_var.clone()[None], count=1)
+        return Moments(state["running_mean"][None], state["running_var"][None], count=1)
 
     def single(self, moments: Moments) -> bool:
         """Whether a channel has one value only, so that it has no variance; an error by default."""
@@ -159,75 +199,122 @@ class BatchNormalizer(Normalizer):
             )
         return True
 
-    def track(self, pooled: Moments) -> None:
-        """Let the statistics of a training batch, tables (R, C), enter the running ones."""
-        if self.training and self.running_mean is not None:
-            mean = over_runs(pooled.mean, pooled)
-            var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
-            self.remember(running_mean=mean, running_var=var)
+    def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
+        """The running statistics after a training batch with these, tables (R, C)."""
+        if not self.tracks(state):
+            return None
+        mean = over_runs(pooled.mean, pooled)
+        var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
+        return self.blended(state, running_mean=mean, running_var=var)
 
-    def memory(self, count: int) -> Memory | None:
+    def tracks(self, state: LayerState) -> bool:
+        """Whether a batch enters the running statistics."""
+        return state.training and not state.again and state.knows("running_mean")
+
+    @torch.no_grad()
+    def blended(
+        self,
+        state: LayerState,
+        *,
+        only: Tensor | None = None,
+        counted: Tensor | None = None,
+        **new: Tensor,
+    ) -> StateUpdate:
+        """The buffers of these names once new values have entered them, in a way that cannot harm.
+
+        A batch with a value that is not finite is left out, whole. ``only`` and ``counted`` are
+        conditions on the device: whether to blend, and whether there was a batch at all.
+        """
+        finite = all_finite(new.values())
+        weight = self.blend_weight(state, finite if counted is None else finite & counted)
+        where = finite if only is None else finite & only
+        values = {name: blended(state[name], value, weight, where) for name, value in new.items()}
+        return StateUpdate(values, finite, counted)
+
+    def blend_weight(self, state: LayerState, counts: Tensor) -> float | Tensor:
+        """The weight of the new value, of a batch that counts or not."""
+        if self.momentum is not None:
+            return self.momentum
+        batches = state["num_batches_tracked"] + counts.squeeze()
+        return 1 / batches.clamp(min=1).to(state["running_mean"].dtype)
+
+    # ---------------------------------------------------------------- the one writer
+
+    def write(self, update: StateUpdate | None) -> None:
+        """Write new statistics into the buffers and count the batch.
+
+        The only place that changes them, beside a kernel that makes the map and does the same on
+        its way (``memory``). A forward that activation checkpointing repeats changes nothing.
+        """
+        if update is None or is_recomputation():
+            return
+        kept = self._buffers
+        with torch.no_grad():
+            for name, value in update.values.items():
+                buffer = kept[name]
+                assert buffer is not None
+                buffer.copy_(value)
+            finite = update.finite
+            if finite is None:
+                return
+            bad, batches = kept["nonfinite_batches"], kept["num_batches_tracked"]
+            assert bad is not None and batches is not None
+            bad.add_(~finite)
+            counts = finite if update.counted is None else (finite & update.counted).squeeze()
+            batches.add_(counts)
+        # a fake tensor has no value, and that of an accelerator's one would have to be waited for
+        hidden = type(finite) is not Tensor or finite.device.type != "cpu"
+        if not (torch.compiler.is_compiling() or hidden or finite):
+            self.report()
+
+    def memory(self, count: int, state: LayerState, scratch: bool = False) -> Memory | None:
         """The running statistics for a kernel to update; None if there is nothing to update, or
-        not in a way a kernel knows."""
+        not in a way a kernel knows.
+
+        For a map that is made of the updated statistics, a forward that is repeated gets copies of
+        the old ones: ``scratch``.
+        """
         kept = self._buffers  # not by attribute, which takes nn.Module long to find, every step
+        if state.again:
+            if not scratch:
+                return None
+            kept = {name: b if b is None else b.clone() for name, b in state.statistics.items()}
         mean, second = kept["running_mean"], kept[self.second_buffer]
-        if not self.training or mean is None or is_recomputation():
+        if not self.training or mean is None:
             return None
         if self.momentum is None or mean.dtype != torch.float32:
             return None
         batches = kept["num_batches_tracked"]
+        bad, arrivals = kept["nonfinite_batches"], kept["arrivals"]
         assert second is not None and batches is not None
+        assert bad is not None and arrivals is not None
         return Memory(
             mean,
             second,
             batches,
-            self.nonfinite_batches,
-            self.arrivals,
+            bad,
+            arrivals,
             self.momentum,
             count / max(count - self.running_var_correction, 1),
         )
 
-    def after_fusion(self, fusion: Fusion, tables: Tensor, begin: int, x: Tensor) -> None:
-        if fusion.memory is None:
-            if self.training:
-                size = self.statistics_size()
-                mean, var = tables[begin : begin + 2 * size].view(2, 1, size)
-                self.track(Moments(mean, var, x.numel() // size))
-        elif tables.device.type == "cpu" and int(self.nonfinite_batches):
-            self.report()
-
-    def remember(
-        self, *, only: Tensor | None = None, counted: Tensor | None = None, **new: Tensor
+    def after_fusion(
+        self, fusion: Fusion, state: LayerState, tables: Tensor, begin: int, x: Tensor
     ) -> None:
-        """Blend new values into the buffers of these names, in a way that cannot harm them.
-
-        A batch with a value that is not finite is counted and left out, whole. A forward that
-        activation checkpointing computes again changes nothing. ``only`` and ``counted`` are
-        conditions on the device: whether to blend, and whether there was a batch at all.
-        """
-        if is_recomputation():
+        size = self.statistics_size()
+        if self.listeners and fusion.leaves_moments(self.channels):
+            mean, var = tables[begin : begin + 2 * size].detach().view(2, 1, size).clone()
+            for listener in self.listeners:
+                listener(Moments(mean, var, x.numel() // size))
+        if fusion.memory is None:
+            if self.tracks(state):
+                mean, var = tables[begin : begin + 2 * size].view(2, 1, size)
+                self.write(self.tracked(Moments(mean, var, x.numel() // size), state))
             return
-        with torch.no_grad():
-            good = all_finite(new.values())
-            assert self.num_batches_tracked is not None
-            self.nonfinite_batches += ~good
-            self.num_batches_tracked += good if counted is None else (good & counted).squeeze()
-            weight = self.blend_weight()
-            where = good if only is None else good & only
-            for name, value in new.items():
-                blend(getattr(self, name), value, weight, where)
-        # a fake tensor has no value, and that of an accelerator's one would have to be waited for
-        hidden = type(good) is not Tensor or good.device.type != "cpu"
-        if not (torch.compiler.is_compiling() or hidden or good):
+        # a graph has no value to look at, and that of an accelerator would have to be waited for
+        seen = not torch.compiler.is_compiling() and tables.device.type == "cpu"
+        if seen and int(self.nonfinite_batches):
             self.report()
-
-    def blend_weight(self) -> float | Tensor:
-        """The weight of the new value."""
-        if self.momentum is not None:
-            return self.momentum
-        assert self.num_batches_tracked is not None
-        assert self.running_mean is not None
-        return 1 / self.num_batches_tracked.clamp(min=1).to(self.running_mean.dtype)
 
     def report(self) -> None:
         """Warn, once a layer, that batches were left out of the running statistics."""

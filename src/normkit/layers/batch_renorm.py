@@ -10,7 +10,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool, Ramps
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.running import is_recomputation
+from normkit.core.statistics import LayerState, MapResult
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer, over_runs
 from normkit.layers.measured import Refusal
@@ -59,8 +59,6 @@ class BatchRenorm(BatchNormalizer):
     second_buffer = "running_std"
     running_correction = 0
     running_std: Tensor | None
-    old_mean: Tensor
-    old_std: Tensor
 
     def __init__(
         self,
@@ -84,33 +82,52 @@ class BatchRenorm(BatchNormalizer):
                 raise OptionError(f"BatchRenorm expects a ramp (start < end), got {ramp!r}.")
         self.r_max, self.d_max = r_max, d_max
         self.r_ramp, self.d_ramp = r_ramp, d_ramp
-        # what the last forward corrected towards, for when checkpointing computes it again
-        self.register_buffer("old_mean", self._statistic(0.0), persistent=False)
-        self.register_buffer("old_std", self._statistic(1.0), persistent=False)
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
-        if moments is None or not self.uses_batch():
-            assert self.running_mean is not None and self.running_std is not None
-            scale = 1 / self.running_std[None]
-            return Coefficients(scale, -self.running_mean * scale).then(self.weight, self.bias)
+    def map_reads_state(self) -> bool:
+        return True
+
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
+        if moments is None or not self.uses_batch(state):
+            scale = 1 / state["running_std"][None]
+            map = Coefficients(scale, -state["running_mean"] * scale)
+            return MapResult(map.then(self.weight, self.bias))
         pooled = moments.pooled(samples=self.virtual_batch)
         std = torch.sqrt(pooled.var + self.eps)
-        r, d = self.correction(pooled.mean.detach(), std.detach())
-        self.remember(
-            running_mean=over_runs(pooled.mean, pooled), running_std=over_runs(std, pooled)
-        )
+        r, d = self.correction(pooled.mean, std, state)
+        update = None
+        if self.tracks(state):
+            update = self.blended(
+                state,
+                running_mean=over_runs(pooled.mean, pooled),
+                running_std=over_runs(std, pooled),
+            )
         corrected = pooled.standardizing(self.eps).then(r, d)
         each = self.each_sample(Moments(*corrected, pooled.count), moments)
-        return Coefficients(each.mean, each.var).then(self.weight, self.bias)
+        return MapResult(Coefficients(each.mean, each.var).then(self.weight, self.bias), update)
 
-    def fusion(self, x: Tensor) -> Fusion | None:
-        memory, again = self.memory(1), is_recomputation()
-        if not self.pools_all(x) or not (memory or again):
+    @torch.no_grad()
+    def correction(self, mean: Tensor, std: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:
+        """r and d, from the running statistics before this batch."""
+        old_mean, old_std = state["running_mean"], state["running_std"]
+        r_max = 1 + (self.r_max - 1) * self._progress(self.r_ramp, state)
+        d_max = self.d_max * self._progress(self.d_ramp, state)
+        r = torch.clamp(std / old_std, 1 / r_max, r_max)
+        return r, torch.clamp((mean - old_mean) / old_std, -d_max, d_max)
+
+    def _progress(self, ramp: Ramp, state: LayerState) -> Tensor:
+        """How far a ramp has come, 0 to 1, before this batch."""
+        seen = state["num_batches_tracked"].to(state["running_std"].dtype)
+        if ramp is None:
+            return torch.ones_like(seen)
+        return ((seen - ramp[0]) / (ramp[1] - ramp[0])).clamp(0, 1)
+
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
+        memory = self.memory(1, state)
+        if not self.pools_all(x) or not (memory or state.again):
             return None
-        mean, std = (
-            (self.old_mean, self.old_std) if again else (self.running_mean, self.running_std)
-        )
-        assert mean is not None and std is not None and self.num_batches_tracked is not None
+        old = state.statistics
+        mean, std, seen = old["running_mean"], old["running_std"], old["num_batches_tracked"]
+        assert mean is not None and std is not None and seen is not None
         (r_start, r_end), (d_start, d_end) = (r or (-1, 0) for r in (self.r_ramp, self.d_ramp))
         ramps = Ramps(
             self.r_max,
@@ -119,39 +136,11 @@ class BatchRenorm(BatchNormalizer):
             self.d_max,
             float(d_start),
             float(d_end),
-            -1.0 if again else 0.0,
             mean,
             std,
-            self.num_batches_tracked,
-            self.old_mean,
-            self.old_std,
+            seen,
         )
-        memory = memory and memory._replace(correction=1.0)
         return Pool("batch", self.eps, self.channels, self.weight, self.bias, memory, ramps)
-
-    def after_fusion(self, fusion: Fusion, tables: Tensor, begin: int, x: Tensor) -> None:
-        if fusion.memory is not None:  # otherwise it was computed again
-            super().after_fusion(fusion, tables, begin, x)
-
-    def correction(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        """r and d, from the running statistics before this batch."""
-        again = is_recomputation()
-        if not again and self.running_mean is not None and self.running_std is not None:
-            self.old_mean.copy_(self.running_mean)
-            self.old_std.copy_(self.running_std)
-        old_mean, old_std = self.old_mean.clone(), self.old_std.clone()
-        r_max = 1 + (self.r_max - 1) * self._progress(self.r_ramp, again)
-        d_max = self.d_max * self._progress(self.d_ramp, again)
-        r = torch.clamp(std / old_std, 1 / r_max, r_max)
-        return r, torch.clamp((mean - old_mean) / old_std, -d_max, d_max)
-
-    def _progress(self, ramp: Ramp, again: bool) -> Tensor:
-        """How far a ramp has come, 0 to 1, before this batch."""
-        assert self.num_batches_tracked is not None
-        if ramp is None:
-            return torch.ones_like(self.old_mean[0])
-        seen = (self.num_batches_tracked - int(again)).to(self.old_mean.dtype)
-        return ((seen - ramp[0]) / (ramp[1] - ramp[0])).clamp(0, 1)
 
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
         if batch:

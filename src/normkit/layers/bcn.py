@@ -12,8 +12,8 @@ from normkit.core.card import Card
 from normkit.core.fusion import Channel, Fusion
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.messages import title
-from normkit.core.moments import Coefficients, Moments
-from normkit.core.running import all_finite, is_recomputation
+from normkit.core.moments import Moments
+from normkit.core.statistics import LayerState, MapResult, StateUpdate, all_finite
 from normkit.core.trained import SCALES, ParameterRole, TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
@@ -120,36 +120,37 @@ class BCN(BatchNormalizer):
     def uses_moments(self) -> bool:
         return True  # the group norm has no other statistics
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
+    def map_reads_state(self) -> bool:
+        return self.micro or super().map_reads_state()
+
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         assert moments is not None
-        found = self.estimates(moments) if self.micro else self.statistics(moments)
-        first = found.standardizing(self.eps).then(self.weight, self.bias)
+        source = self.estimates if self.micro else self.statistics
+        statistics, update = source(moments, state)
+        first = statistics.standardizing(self.eps).then(self.weight, self.bias)
         second = group_standardizing(moments.after(first), self.groups, self.eps)
         wide = self.channels // self.groups if self.affine_per == "group" else 1
         if self.group_weight is not None and self.group_bias is not None:
             weight, bias = (t.repeat_interleave(wide) for t in (self.group_weight, self.group_bias))
             second = second.then(weight, bias)
-        return first.then(*second)
+        return MapResult(first.then(*second), update)
 
-    def fusion(self, x: Tensor) -> Fusion | None:
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         own = self.weight, self.bias, self.group_weight, self.group_bias
-        memory = self.memory(x.numel() // self.channels)
+        memory = self.memory(x.numel() // self.channels, state)
         if not self.micro and self.uses_batch():
             return Channel(self.eps, self.groups, *own, None, memory) if self.pools_all(x) else None
         if self.micro and self.training:
             if self.update_every == "step" or not self._rate_known:
                 return None
-            if memory is not None:
-                memory = memory._replace(correction=1.0)
-                return Channel(self.eps, self.groups, *own, None, memory, self.rate)
+            memory = self.memory(1, state, scratch=True)
+            if memory is None:
+                return None
+            return Channel(self.eps, self.groups, *own, None, memory, self.rate)
         assert self.running_mean is not None and self.running_var is not None
         return Channel(self.eps, self.groups, *own, (self.running_mean, self.running_var))
 
     # ---------------------------------------------------------------- micro batches
-
-    def after_fusion(self, fusion: Fusion, tables: Tensor, begin: int, x: Tensor) -> None:
-        if fusion.memory is not None or not self.micro:  # otherwise it was computed again
-            super().after_fusion(fusion, tables, begin, x)
 
     @property
     def needs_update_rate(self) -> bool:
@@ -175,51 +176,55 @@ class BCN(BatchNormalizer):
         self.rate.fill_(min(max(float(rate), 0.0), 1.0))
         self._rate_known = True
 
-    def blend_weight(self) -> float | Tensor:
-        return self.rate if self.micro else super().blend_weight()
+    def blend_weight(self, state: LayerState, counts: Tensor) -> float | Tensor:
+        return state["rate"] if self.micro else super().blend_weight(state, counts)
 
-    def estimates(self, moments: Moments) -> Moments:
+    def estimates(self, moments: Moments, state: LayerState) -> tuple[Moments, StateUpdate | None]:
         """The running estimates, after this batch has entered them; no gradient."""
-        if self.training:
-            if not self._rate_known:
-                raise OptionError(
-                    f"{title(self)} has no update rate yet. Try "
-                    "normkit.follow_learning_rate(model, optimizer), or update_rate=0.01."
-                )
-            with torch.no_grad():
-                batch = moments.pooled(samples=None)
-                self._update(batch.mean[0], batch.var[0])
-        return self.running()
+        if not state.training:
+            return self.running(state), None
+        if not self._rate_known:
+            raise OptionError(
+                f"{title(self)} has no update rate yet. Try "
+                "normkit.follow_learning_rate(model, optimizer), or update_rate=0.01."
+            )
+        with torch.no_grad():
+            batch = moments.pooled(samples=None)
+            mean = batch.mean[0]
+            square = batch.var[0] + (mean - state["running_mean"]).square()  # about the old mean
+            if self.update_every == "step":
+                return self.running(state), self._collected(mean, square, state)
+            update = self.blended(state, running_mean=mean, running_var=square)
+        new = update.values
+        return Moments(new["running_mean"][None], new["running_var"][None], 1), update
 
-    def _update(self, mean: Tensor, var: Tensor) -> None:
-        assert self.running_mean is not None
-        square = var + (mean - self.running_mean).square()  # about the old mean
-        if self.update_every == "forward":
-            self.remember(running_mean=mean, running_var=square)
-        elif not is_recomputation():
-            good = all_finite((mean, square))
-            self.nonfinite_batches += ~good
-            for pending, value in (
-                (self.pending_mean, mean),
-                (self.pending_square, square),
-                (self.pending_count, torch.ones_like(self.pending_count)),
-            ):
-                pending.add_(torch.where(good, value, 0))
+    def _collected(self, mean: Tensor, square: Tensor, state: LayerState) -> StateUpdate:
+        """The batches since the last optimizer step, with this one if it is finite."""
+        finite = all_finite((mean, square))
+        values = {"mean": mean, "square": square, "count": torch.ones_like(state["pending_count"])}
+        pending = {
+            f"pending_{name}": state[f"pending_{name}"] + torch.where(finite, value, 0)
+            for name, value in values.items()
+        }
+        return StateUpdate(pending, finite, torch.zeros_like(finite))
 
     @torch.no_grad()
     def commit(self) -> None:
         """Let the batches collected since the last optimizer step enter the estimates."""
-        if self.micro and self.update_every == "step":
-            count = self.pending_count.clamp(min=1)
-            keep = self.pending_count > 0
-            assert self.running_mean is not None and self.running_var is not None
-            self.remember(
-                counted=keep,
-                running_mean=torch.where(keep, self.pending_mean / count, self.running_mean),
-                running_var=torch.where(keep, self.pending_square / count, self.running_var),
-            )
-            for pending in (self.pending_mean, self.pending_square, self.pending_count):
-                pending.zero_()
+        if not (self.micro and self.update_every == "step"):
+            return
+        state = self.state()
+        count, some = state["pending_count"].clamp(min=1), state["pending_count"] > 0
+        mean, var = (
+            torch.where(some, state[f"pending_{name}"] / count, state[f"running_{kept}"])
+            for name, kept in (("mean", "mean"), ("square", "var"))
+        )
+        update = self.blended(state, counted=some, running_mean=mean, running_var=var)
+        empty = {
+            name: torch.zeros_like(state[name])
+            for name in ("pending_mean", "pending_square", "pending_count")
+        }
+        self.write(update.with_values(empty))
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from normkit.core.layout import Channels, Layout, Pieces, dense
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.pieces import Cut, cut
+from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import TrainedBN
 from normkit.engine import plain
-from normkit.engine.normalize import normalize
 from normkit.errors import ShapeError
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.measured import OWN_STATISTICS, Refusal, grouped
@@ -127,61 +127,51 @@ class BGN(BatchNormalizer):
             return Pieces(x, pieces.piece, pieces.size)
         return super().cells(x) if strips == 1 else Channels.of(x, strips)
 
-    def fusion(self, x: Tensor) -> Fusion | None:
-        if self.channels % self.groups or not self.pools_all(x):
-            return None
-        memory = self.memory(x.numel() // self.groups)
-        return Pool("batch", self.eps, self.groups, self.weight, self.bias, memory)
+    def observe(self, x: Tensor, moments: Moments | None, state: LayerState) -> LayerState:
+        # how many positions there are decides about the cut
+        return state.seeing(division=self.division(x)) if self.channels % self.groups else state
 
-    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
-        if self.channels % self.groups == 0:
-            return super()._normalize(x, residual, activation)
-        strips, pieces = self.division(x)
-        return normalize(
-            x,
-            lambda moments: self.map_of(moments, strips, pieces),
-            cells=self.cells,
-            use_moments=self.uses_moments(),
-            residual=residual,
-            activation=activation,
-        )
-
-    def coefficients(self, moments: Moments | None) -> Coefficients:
-        """The map for whole channels, where the positions do not matter."""
-        return self.map_of(moments, 1, None)
-
-    def map_of(self, moments: Moments | None, strips: int, pieces: Cut | None) -> Coefficients:
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         """Tables of the cells: channels, strips or pieces."""
-        scale, shift = self.group_statistics(moments, pieces).standardizing(self.eps)
+        strips, pieces = state.observed.get("division", (1, None))
+        statistics, update = self.group_statistics(moments, pieces, state)
+        scale, shift = statistics.standardizing(self.eps)
         weight, bias = self.weight, self.bias
         if pieces is not None:
-            found = Coefficients(scale[:, pieces.group], shift[:, pieces.group])
-            if weight is None or bias is None:
-                return found
-            return found.then(weight[pieces.channel], bias[pieces.channel])
+            map = Coefficients(scale[:, pieces.group], shift[:, pieces.group])
+            if weight is not None and bias is not None:
+                map = map.then(weight[pieces.channel], bias[pieces.channel])
+            return MapResult(map, update)
         wide = max(self.channels // self.groups, 1)
-        found = Coefficients(*(t.repeat_interleave(wide, dim=1) for t in (scale, shift)))
-        if weight is None or bias is None:
-            return found
-        return found.then(weight.repeat_interleave(strips), bias.repeat_interleave(strips))
+        map = Coefficients(*(t.repeat_interleave(wide, dim=1) for t in (scale, shift)))
+        if weight is not None and bias is not None:
+            map = map.then(weight.repeat_interleave(strips), bias.repeat_interleave(strips))
+        return MapResult(map, update)
 
-    def group_statistics(self, moments: Moments | None, pieces: Cut | None) -> Moments:
+    def group_statistics(
+        self, moments: Moments | None, pieces: Cut | None, state: LayerState
+    ) -> tuple[Moments, StateUpdate | None]:
         """Mean and variance of each group, tables (1, G) or (N, G); running ones in eval mode."""
-        if moments is None or not self.uses_batch():
-            return self.running()
+        if moments is None or not self.uses_batch(state):
+            return self.running(state), None
         wide = max(self.channels // self.groups, 1)
         if pieces is None:
             if self.single(Moments(moments.mean, moments.var, moments.count * wide)):
-                return self.running()
+                return self.running(state), None
             pooled = moments.pooled(samples=self.virtual_batch, channels=wide)
         else:
             smallest = int(pieces.piece.numel()) // self.groups
             if self.single(Moments(moments.mean, moments.var, smallest)):
-                return self.running()
+                return self.running(state), None
             rows = moments.pooled(samples=self.virtual_batch)
             pooled = rows.pooled_by(pieces.group, self.groups)
-        self.track(pooled)
-        return self.each_sample(pooled, moments)
+        return self.each_sample(pooled, moments), self.tracked(pooled, state)
+
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
+        if self.channels % self.groups or not self.pools_all(x):
+            return None
+        memory = self.memory(x.numel() // self.groups, state)
+        return Pool("batch", self.eps, self.groups, self.weight, self.bias, memory)
 
     def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
         """Groups of channels from the table; strips and pieces of channels from x."""

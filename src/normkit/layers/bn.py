@@ -9,6 +9,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.measured import Refusal
@@ -60,13 +61,14 @@ class BN(BatchNormalizer):
         inner = form == "a2" and self.affine
         self.register_parameter("inner_weight", self._new(1.0) if inner else None)
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
-        return self.affine_map(self.statistics(moments).standardizing(self.eps))
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
+        statistics, update = self.statistics(moments, state)
+        return MapResult(self.affine_map(statistics.standardizing(self.eps)), update)
 
-    def fusion(self, x: Tensor) -> Fusion | None:
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         if self.form != "standard" or not self.pools_all(x):
             return None
-        memory = self.memory(x.numel() // self.channels)
+        memory = self.memory(x.numel() // self.channels, state)
         return Pool("batch", self.eps, self.channels, self.weight, self.bias, memory)
 
     def affine_map(self, standardized: Coefficients) -> Coefficients:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
 from normkit.core.messages import title
-from normkit.core.moments import Coefficients, Moments
+from normkit.core.moments import Moments
+from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import FixedMap, TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
@@ -81,27 +82,29 @@ class BNET(BatchNormalizer):
     def check_size(self, x: Tensor) -> None:
         check_dims(x, self.dims, self)
 
-    def fusion(self, x: Tensor) -> Fusion | None:
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         """Of the norm, which has no affine map of its own."""
         if not self.pools_all(x):
             return None
-        memory = self.memory(x.numel() // self.channels)
+        memory = self.memory(x.numel() // self.channels, state)
         return Pool("batch", self.eps, self.channels, None, None, memory)
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
-        return self.statistics(moments).standardizing(self.eps)
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
+        statistics, update = self.statistics(moments, state)
+        return MapResult(statistics.standardizing(self.eps), update)
 
-    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+    def normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         if self.weight is None:
-            return super()._normalize(x, residual, activation)
+            return super().normalize(x, residual, activation)
         check_epilogue(x, residual, activation)
-        fusion = self.fusion(x)
+        state = self.state()
+        fusion = None if self.exchange is not None else self.fusion(x, state)
         if fusion is not None:
             done = normalized_depthwise(x, fusion, self.weight, self.bias, self.cells)
             if done is not None:
-                self.after_fusion(fusion, *done[1:], x)
+                self.after_fusion(fusion, state, *done[1:], x)
                 return epilogue(done[0], residual, activation)
-        standardized = super()._normalize(x, None, "none")
+        standardized = super().normalize(x, None, "none")
         return epilogue(depthwise(standardized, self.weight, self.bias), residual, activation)
 
     @classmethod

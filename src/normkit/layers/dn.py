@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from normkit.core.card import Card
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer
@@ -116,22 +117,24 @@ class DN(BatchNormalizer):
                 f"training, got {x.shape[0]}. Try drop_last=True."
             )
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         assert moments is not None
         mean, var = moments.mean, moments.var
-        if self.uses_batch():
-            self.track(moments.pooled(samples=None))
+        update = None
+        if self.uses_batch(state):
+            update = self.tracked(moments.pooled(samples=None), state)
             mean, var = (t.mT for t in _linked(mean.mT, var.mT, self.batch_gates))  # over samples
         elif self.batch_gates is not None:
-            running, linked = self.running(), (self.batch_gates >= 0).any()
+            running, linked = self.running(state), (self.batch_gates >= 0).any()
             mean = torch.where(linked, running.mean, mean)
             var = torch.where(linked, running.var, var)
         mean, var = _linked(mean, var, self.channel_gates)
-        return Moments(mean, var, 1).standardizing(self.eps).then(self.weight, self.bias)
+        standardized = Moments(mean, var, 1).standardizing(self.eps)
+        return MapResult(standardized.then(self.weight, self.bias), update)
 
-    def track(self, pooled: Moments) -> None:
-        if isinstance(pooled.count, int) and pooled.count > 1:
-            super().track(pooled)
+    def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
+        # the number of values may be a symbol, of exported programs
+        return super().tracked(pooled, state) if pooled.count > 1 else None
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normkit.core.fusion import Fusion, Gate
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import LayerState
 from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.measured import Refusal
@@ -33,7 +34,7 @@ class Gated(BatchNormalizer):
     def uses_moments(self) -> bool:
         return True  # eval mode has a gate too
 
-    def fusion(self, x: Tensor) -> Fusion | None:
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         batch = self.uses_batch()
         if batch and not self.pools_all(x):
             return None
@@ -50,7 +51,7 @@ class Gated(BatchNormalizer):
             self.gate_bias,
             getattr(self, "center_weight", None),
             given,
-            memory=self.memory(x.numel() // self.channels),
+            memory=self.memory(x.numel() // self.channels, state),
         )
 
     @classmethod

@@ -10,6 +10,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.moments import Coefficients, Moments, spread
+from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.measured import MIXTURE, OWN_STATISTICS, Refusal, grouped
@@ -81,33 +82,33 @@ class GBGN(BatchNormalizer):
     def uses_moments(self) -> bool:
         return self.uses_batch() or self.eval_weight > 0
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
-        wide = self.channels // self.groups
-        if not self.uses_batch():
-            scale, shift = self.population(moments).standardizing(self.eps)
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
+        wide, update = self.channels // self.groups, None
+        if not self.uses_batch(state):
+            scale, shift = self.population(moments, state).standardizing(self.eps)
             rows, run = scale.shape[0], 1
         else:
             assert moments is not None
             rows = moments.mean.shape[0]
             wanted = (self.examples_per_group, self.virtual_batch)
             run = min([rows, *(limit for limit in wanted if isinstance(limit, int))])
-            self.track(moments.pooled(samples=None))
+            update = self.tracked(moments.pooled(samples=None), state)
             pooled = moments.pooled(samples=run, channels=wide)
             scale, shift = pooled.standardizing(self.eps)
         tables = (spread(t, samples=rows, runs_of=run, groups_of=wide) for t in (scale, shift))
-        return Coefficients(*tables).then(self.weight, self.bias)
+        return MapResult(Coefficients(*tables).then(self.weight, self.bias), update)
 
-    def track(self, pooled: Moments) -> None:
-        if self.training and self.running_mean is not None:
-            mean, var = pooled.mean[0], pooled.var[0]
-            self.remember(running_mean=mean, running_second_moment=var + mean.square())
+    def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
+        if not self.tracks(state):
+            return None
+        mean, var = pooled.mean[0], pooled.var[0]
+        return self.blended(state, running_mean=mean, running_second_moment=var + mean.square())
 
-    def population(self, moments: Moments | None) -> Moments:
+    def population(self, moments: Moments | None, state: LayerState) -> Moments:
         """The statistics of eval mode, tables (1, G), or (N, G) with the sample's own share."""
-        assert self.running_mean is not None and self.running_second_moment is not None
         grouped = (1, self.groups, -1)
-        first = self.running_mean.reshape(grouped).mean(2)
-        second = self.running_second_moment.reshape(grouped).mean(2)
+        first = state["running_mean"].reshape(grouped).mean(2)
+        second = state["running_second_moment"].reshape(grouped).mean(2)
         if moments is not None:
             own = moments.pooled(channels=self.channels // self.groups)
             share = self.eval_weight  # not by lerp, which takes no input of another type
@@ -125,7 +126,7 @@ class GBGN(BatchNormalizer):
     def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
         if self.running_mean is None:
             return None
-        wide, groups = self.channels // self.groups, self.population(None)
+        wide, groups = self.channels // self.groups, self.population(None, self.state())
         return groups.mean[0].repeat_interleave(wide), groups.var[0].repeat_interleave(wide)
 
     # ---------------------------------------------------------------- for diagnosis

@@ -11,6 +11,7 @@ from normkit.core.fusion import Fusion, Pool
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments, spread
+from normkit.core.statistics import LayerState
 from normkit.errors import ShapeError
 from normkit.layers.base import Normalizer
 
@@ -66,7 +67,7 @@ class GN(Normalizer):
         standardized = group_standardizing(moments, self.groups, self.eps)
         return standardized.then(self.weight, self.bias)
 
-    def fusion(self, x: Tensor) -> Fusion | None:
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         return Pool("sample", self.eps, self.groups, self.weight, self.bias)
 
     def sample_groups(self) -> int:

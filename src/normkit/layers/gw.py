@@ -9,9 +9,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.messages import title
-from normkit.core.moments import Moments, per_channel
-from normkit.engine.epilogue import epilogue
-from normkit.engine.normalize import normalize
+from normkit.core.moments import Moments
 from normkit.engine.torch.operations import whiten_groups
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.base import Normalizer
@@ -87,18 +85,9 @@ class GW(Normalizer):
                 f"{tuple(x.shape)} with {self.groups} groups. Try fewer groups."
             )
 
-    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+    def normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         white = whiten_groups(x, self.groups, self.eps, self.iterations, self.method)
-        weight, bias = self.weight, self.bias
-        if weight is None or bias is None:
-            return epilogue(white, residual, activation)
-        return normalize(
-            white,
-            lambda _: per_channel(weight, bias, white),
-            use_moments=False,
-            residual=residual,
-            activation=activation,
-        )
+        return self.finish(white, residual, activation)
 
     # ---------------------------------------------------------------- for diagnosis
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer
@@ -65,18 +66,20 @@ class IBN(BatchNormalizer):
                 f"part, got input {tuple(x.shape)}. Try ratio=0 or bn."
             )
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         if moments is None or self.split == 0:
-            return self.statistics(moments).standardizing(self.eps).then(self.weight, self.bias)
+            statistics, update = self.statistics(moments, state)
+            map = statistics.standardizing(self.eps)
+            return MapResult(map.then(self.weight, self.bias), update)
         mean, var, k = moments.mean, moments.var, self.split
         own = Moments(mean[:, :k], var[:, :k], moments.count).standardizing(self.eps)
         if k == self.channels:
-            return own.then(self.weight, self.bias)
-        batch = self.statistics(Moments(mean[:, k:], var[:, k:], moments.count))
+            return MapResult(own.then(self.weight, self.bias))
+        batch, update = self.statistics(Moments(mean[:, k:], var[:, k:], moments.count), state)
         shared = batch.standardizing(self.eps)
         rows = mean.shape[0]
         joined = (torch.cat([a, b.expand(rows, -1)], 1) for a, b in zip(own, shared, strict=True))
-        return Coefficients(*joined).then(self.weight, self.bias)
+        return MapResult(Coefficients(*joined).then(self.weight, self.bias), update)
 
     def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
         k = self.split

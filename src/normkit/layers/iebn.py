@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from normkit.core.card import Card
-from normkit.core.moments import Coefficients, Moments
+from normkit.core.moments import Moments
+from normkit.core.statistics import LayerState, MapResult
 from normkit.layers.gated import Gated, gate
 
 
@@ -42,8 +43,9 @@ class IEBN(Gated):
     gate_start = -1.0
     looks_at = "input"
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         assert moments is not None
         s = gate(moments.mean, self.gate_weight, self.gate_bias)
-        standardized = self.statistics(moments).standardizing(self.eps)
-        return standardized.then(s, None).then(self.weight, self.bias)
+        statistics, update = self.statistics(moments, state)
+        gated = statistics.standardizing(self.eps).then(s, None)
+        return MapResult(gated.then(self.weight, self.bias), update, s)

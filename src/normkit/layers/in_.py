@@ -8,6 +8,7 @@ from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import LayerState
 from normkit.errors import ShapeError
 from normkit.layers.base import Normalizer
 
@@ -48,7 +49,7 @@ class IN(Normalizer):
         assert moments is not None
         return moments.standardizing(self.eps).then(self.weight, self.bias)
 
-    def fusion(self, x: Tensor) -> Fusion | None:
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         return Pool("sample", self.eps, self.channels, self.weight, self.bias)
 
     def sample_groups(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.bn import BN
@@ -117,13 +118,14 @@ class InputNorm(BN):
     def uses_moments(self) -> bool:
         return self.mode == "bn" and super().uses_moments()
 
-    def fusion(self, x: Tensor) -> Fusion | None:
-        return super().fusion(x) if self.mode == "bn" else None
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
+        return super().fusion(x, state) if self.mode == "bn" else None
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         if self.given_mean is None or self.given_std is None:
-            return super().coefficients(moments)
-        return Moments(self.given_mean[None], self.given_std.square()[None], 1).standardizing(0)
+            return super().coefficients(moments, state)
+        given = Moments(self.given_mean[None], self.given_std.square()[None], 1)
+        return MapResult(given.standardizing(0))
 
     # ---------------------------------------------------------------- for diagnosis
 
@@ -133,7 +135,7 @@ class InputNorm(BN):
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
         if self.mode == "bn":
             return super().standardizing(table, batch=batch)
-        return self.coefficients(None)
+        return self.coefficients(None, self.state()).map
 
     def divided_by(self, moments: Moments) -> Tensor | Refusal:
         return moments.var[0] if self.given_std is None else self.given_std.square()

@@ -7,6 +7,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import LayerState
 from normkit.layers.base import Normalizer
 from normkit.layers.gn import check_group_size, group_standardizing
 
@@ -44,7 +45,7 @@ class LN(Normalizer):
         assert moments is not None
         return group_standardizing(moments, 1, self.eps).then(self.weight, self.bias)
 
-    def fusion(self, x: Tensor) -> Fusion | None:
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         return Pool("sample", self.eps, 1, self.weight, self.bias)
 
     def sample_groups(self) -> int:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.layout import Layout, Pixels
-from normkit.core.moments import Coefficients, Moments, per_channel
+from normkit.core.moments import Coefficients, Moments
 from normkit.engine.normalize import moments as moments_of
-from normkit.engine.normalize import normalize
 from normkit.engine.special import fused_pixels, needed
 from normkit.errors import OptionError
 from normkit.layers.base import Normalizer
@@ -73,12 +72,11 @@ class PN(Normalizer):
     def _corrected(self, moments: Moments) -> Moments:
         return Moments(moments.mean, moments.unbiased(int(self.unbiased)), moments.count)
 
-    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
-        weight, bias = self.weight, self.bias
+    def normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         done = fused_pixels(
             x,
-            weight,
-            bias,
+            self.weight,
+            self.bias,
             eps=self.eps,
             correction=int(self.unbiased),
             residual=residual,
@@ -86,15 +84,9 @@ class PN(Normalizer):
         )
         if done is not None:
             return done
-        if weight is None or bias is None:
-            return super()._normalize(x, residual, activation)
-        return normalize(
-            super()._normalize(x, None, "none"),
-            lambda _: per_channel(weight, bias, x),
-            use_moments=False,
-            residual=residual,
-            activation=activation,
-        )
+        if self.weight is None:
+            return super().normalize(x, residual, activation)
+        return self.finish(super().normalize(x, None, "none"), residual, activation)
 
     def with_moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(y, mean, std), the moments shaped (N, 1, *spatial), for a moment shortcut."""

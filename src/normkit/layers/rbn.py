@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from normkit.core.card import Card
-from normkit.core.moments import Coefficients, Moments
+from normkit.core.moments import Moments
+from normkit.core.statistics import LayerState, MapResult
 from normkit.layers.gated import Gated, centered, centered_by, gate
 
 
@@ -61,9 +62,11 @@ class RBN(Gated):
     def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
         return centered_by(moments, self.center_weight)
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         assert moments is not None
         calibrated, added = centered(moments, self.center_weight)
-        standardized = self.statistics(calibrated).standardizing(self.eps)
+        statistics, update = self.statistics(calibrated, state)
+        standardized = statistics.standardizing(self.eps)
         s = gate(standardized.of(calibrated.mean), self.gate_weight, self.gate_bias)
-        return standardized.after_adding(added).then(s, None).then(self.weight, self.bias)
+        gated = standardized.after_adding(added).then(s, None)
+        return MapResult(gated.then(self.weight, self.bias), update, s)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from normkit.core.card import Card
-from normkit.core.moments import Coefficients, Moments
+from normkit.core.moments import Moments
+from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
@@ -74,10 +75,10 @@ class ShiftedBN(BatchNormalizer):
         self.register_buffer("target_mean", mean.to(like))
         self.register_buffer("target_std", std.to(like))
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
-        standardized = self.statistics(moments).standardizing(self.eps)
-        targets = self.target_std.clone(), self.target_mean  # a copy: autograd keeps the factor
-        return standardized.then(*targets).then(self.weight, self.bias)
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
+        statistics, update = self.statistics(moments, state)
+        targeted = statistics.standardizing(self.eps).then(state["target_std"], self.target_mean)
+        return MapResult(targeted.then(self.weight, self.bias), update)
 
     def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
         bn = super().as_batch_norm(like)

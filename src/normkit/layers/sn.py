@@ -12,6 +12,7 @@ from normkit.core.fusion import Fusion, Mix
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.precision import statistics_dtype
+from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import DECAYED, ParameterRole, TrainedBN
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer, over_runs
@@ -97,30 +98,34 @@ class SN(BatchNormalizer):
         """Weights that sum to one."""
         return torch.softmax(weight, 0, dtype=statistics_dtype(weight.dtype))
 
-    def shares(self) -> tuple[Tensor, Tensor]:
-        """How much each part counts for the mean and for the variance."""
-        return self.mixture(self.mean_weight), self.mixture(self.var_weight)
+    def shares(self, state: LayerState) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """How much each part counts for the mean and for the variance, and what is to be kept."""
+        return self.mixture(self.mean_weight), self.mixture(self.var_weight), {}
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         assert moments is not None
         own = Moments(moments.mean, moments.unbiased(int(self.unbiased)), moments.count)
-        parts = [own, own.pooled(channels=self.channels)]
+        parts, update = [own, own.pooled(channels=self.channels)], None
         if self.use_bn:
-            parts.append(self.batch_part(own))
-        mean_share, var_share = self.shares()
+            batch, update = self.batch_part(own, state)
+            parts.append(batch)
+        mean_share, var_share, kept = self.shares(state)
         mean = sum(share * part.mean for share, part in zip(mean_share, parts, strict=True))
         var = sum(share * part.var for share, part in zip(var_share, parts, strict=True))
         assert isinstance(mean, Tensor) and isinstance(var, Tensor)
-        return Moments(mean, var, 1).standardizing(self.eps).then(self.weight, self.bias)
+        map = Moments(mean, var, 1).standardizing(self.eps).then(self.weight, self.bias)
+        if kept:
+            update = (update or StateUpdate({})).with_values(kept)
+        return MapResult(map, update)
 
-    def fusion(self, x: Tensor) -> Fusion | None:
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         if type(self).mixture is not SN.mixture:
             return None  # a layer that mixes in another way
         given = memory = None
         if self.use_bn and self.uses_batch():
             if not self.pools_all(x):
                 return None
-            memory = self.memory(x.numel() // self.channels)
+            memory = self.memory(x.numel() // self.channels, state)
             if memory is not None:
                 memory = memory._replace(correction=1.0)
         elif self.use_bn:
@@ -131,18 +136,18 @@ class SN(BatchNormalizer):
         mixture = self.mean_weight, self.var_weight
         return Mix(self.eps, unbias, self.weight, self.bias, *mixture, given, memory)
 
-    def batch_part(self, moments: Moments) -> Moments:
+    def batch_part(self, moments: Moments, state: LayerState) -> tuple[Moments, StateUpdate | None]:
         """Batch statistics; a single value is no error here, the other parts carry it."""
-        if not self.uses_batch():
-            return self.running()
+        if not self.uses_batch(state):
+            return self.running(state), None
         pooled = moments.pooled(samples=self.virtual_batch)
-        self.track(pooled)
-        return self.each_sample(pooled, moments)
+        return self.each_sample(pooled, moments), self.tracked(pooled, state)
 
-    def track(self, pooled: Moments) -> None:
-        if self.training and self.running_mean is not None:
-            mean, var = over_runs(pooled.mean, pooled), over_runs(pooled.var, pooled)
-            self.remember(running_mean=mean, running_var=var)
+    def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
+        if not self.tracks(state):
+            return None
+        mean, var = over_runs(pooled.mean, pooled), over_runs(pooled.var, pooled)
+        return self.blended(state, running_mean=mean, running_var=var)
 
     def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
         return Moments(moments.mean, moments.unbiased(int(self.unbiased)), moments.count)

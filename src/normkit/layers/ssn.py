@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from normkit.core.card import Card
-from normkit.core.moments import Coefficients, Moments
-from normkit.core.running import is_recomputation
 from normkit.core.simplex import corner_radius, sparsestmax
+from normkit.core.statistics import LayerState
 from normkit.errors import OptionError
 from normkit.layers.sn import SN
 
@@ -73,23 +72,30 @@ class SSN(SN):
         """How far from an equal mixture the weights must be; clipped to that of the corners."""
         self.radius.fill_(min(max(radius, 0.0), self.full_radius))
 
+    def map_reads_state(self) -> bool:
+        return True
+
     def mixture(self, weight: Tensor) -> Tensor:
-        choice = self.mean_choice if weight is self.mean_weight else self.var_choice
-        share = sparsestmax(weight.to(choice.dtype), self.radius.clone())
-        return torch.where(choice.any(), choice.clone(), share)
+        """Weights that sum to one, at the present radius."""
+        name = "mean" if weight is self.mean_weight else "var"
+        return self._share(name, self.state(), self.radius)
 
-    def shares(self) -> tuple[Tensor, Tensor]:
-        found = super().shares()
-        if self.training:
-            with torch.no_grad():  # once it is a single one it stays that one
-                for share, choice in zip(found, (self.mean_choice, self.var_choice), strict=True):
-                    choice.copy_(torch.where(share.max() == 1, share, choice))
-        return found
+    def shares(self, state: LayerState) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        radius = state["radius"]
+        if state.training and self.anneal_steps is not None:
+            seen = state["num_batches_tracked"].to(radius.dtype)
+            radius = self.full_radius * (seen / self.anneal_steps).clamp(max=1).expand_as(radius)
+        mean, var = (self._share(name, state, radius) for name in ("mean", "var"))
+        if not state.training:
+            return mean, var, {}
+        kept = {"radius": radius}
+        for name, share in (("mean", mean.detach()), ("var", var.detach())):
+            # once it is a single one it stays that one
+            choice = state[f"{name}_choice"]
+            kept[f"{name}_choice"] = torch.where(share.max() == 1, share, choice)
+        return mean, var, kept
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
-        if self.training and self.anneal_steps is not None and not is_recomputation():
-            assert self.num_batches_tracked is not None
-            seen = self.num_batches_tracked.to(self.radius.dtype)
-            with torch.no_grad():
-                self.radius.copy_(self.full_radius * (seen / self.anneal_steps).clamp(max=1))
-        return super().coefficients(moments)
+    def _share(self, name: str, state: LayerState, radius: Tensor) -> Tensor:
+        weight, choice = getattr(self, f"{name}_weight"), state[f"{name}_choice"]
+        share = sparsestmax(weight.to(choice.dtype), radius)
+        return torch.where(choice.any(), choice, share)

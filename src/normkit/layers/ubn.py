@@ -11,7 +11,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Condensation, Fusion, Gate
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.running import is_recomputation
+from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
@@ -164,6 +164,9 @@ class UBN(BatchNormalizer):
         if self._convolves:
             check_dims(x, self.dims, self)
 
+    def map_reads_state(self) -> bool:
+        return self.fct or self.reading["train_stats"] == "ema" or super().map_reads_state()
+
     @property
     def _convolves(self) -> bool:
         return self.affine_conv and self.weight is not None
@@ -175,11 +178,11 @@ class UBN(BatchNormalizer):
 
     # ---------------------------------------------------------------- stage 1: the statistics
 
-    def observe(self, x: Tensor, moments: Moments) -> None:
-        """Let the similarity of this batch enter the score."""
-        wanted = self.training or self.reading["update_in_eval"]
-        if not (self.fct and wanted) or is_recomputation():
-            return
+    def observe(self, x: Tensor, moments: Moments | None, state: LayerState) -> LayerState:
+        """The state, with how alike the samples of this batch are if that enters the score."""
+        assert moments is not None
+        if not (self.fct and (state.training or self.reading["update_in_eval"])):
+            return state
         n = self.scored(x)
         first = Moments(moments.mean[:n], moments.var[:n], moments.count)
         with torch.no_grad():
@@ -189,45 +192,58 @@ class UBN(BatchNormalizer):
             if self.sync_score and torch.distributed.is_initialized():
                 torch.distributed.all_reduce(new)
                 new = new / torch.distributed.get_world_size()
-            mixed = self.score_decay * self.score + (1 - self.score_decay) * new
-            # a NaN here would compare as "not condensed" for ever
-            self.score.copy_(torch.where(torch.isfinite(mixed), mixed, self.score))
+        return state.seeing(similarity=new)
+
+    def observed_samples(self) -> int | None:
+        limit: int | None = self.reading["max_samples"]
+        return limit
 
     def scored(self, x: Tensor) -> int:
         """How many samples the score looks at."""
         limits = (x.shape[0], self.reading["max_samples"], self.virtual_batch)
         return min(limit for limit in limits if limit is not None)
 
-    def rectified_statistics(self, moments: Moments) -> Moments:
+    def new_score(self, state: LayerState) -> Tensor:
+        """The score after this batch."""
+        old, new = state["score"], state.observed.get("similarity")
+        if new is None:
+            return old
+        mixed = self.score_decay * old + (1 - self.score_decay) * new
+        # a NaN here would compare as "not condensed" for ever
+        return torch.where(torch.isfinite(mixed), mixed, old)
+
+    def rectified_statistics(
+        self, moments: Moments, state: LayerState
+    ) -> tuple[Moments, StateUpdate | None]:
         """Of the batch while features are condensed, else running ones: chosen on the device."""
-        if not self.uses_batch() or self.single(moments):
-            return self.running()
+        score = self.new_score(state)
+        scored = {"score": score} if "similarity" in state.observed else {}
+        if not self.uses_batch(state) or self.single(moments):
+            return self.running(state), StateUpdate(scored)
         pooled = moments.pooled(samples=self.virtual_batch)
-        condensed = self.condensed if self.fct else None
-        before = self.running() if self.track_running_stats else None
-        if self.training and self.track_running_stats:
+        condensed = score > self.tau if self.fct else None
+        batch, update = self.each_sample(pooled, moments), StateUpdate({})
+        if state.training and self.track_running_stats:
             mean = over_runs(pooled.mean, pooled)
             var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
-            self.remember(only=condensed, running_mean=mean, running_var=var)
+            update = self.blended(state, only=condensed, running_mean=mean, running_var=var)
             if self.reading["train_stats"] == "ema":
                 # the updated buffers in value, with the gradient of the part that is new
-                weight, new = self.blend_weight(), self.running()
+                assert update.finite is not None
+                weight, new = self.blend_weight(state, update.finite), update.values
                 batch = Moments(
-                    new.mean + weight * (mean - mean.detach()),
-                    new.var + weight * (var - var.detach()),
+                    new["running_mean"] + weight * (mean - mean.detach())[None],
+                    new["running_var"] + weight * (var - var.detach())[None],
                     pooled.count,
                 )
-            else:
-                batch = self.each_sample(pooled, moments)
-        else:
-            batch = self.each_sample(pooled, moments)
-        if condensed is None or before is None:
-            return batch
-        return Moments(
-            torch.where(condensed, batch.mean, before.mean),
-            torch.where(condensed, batch.var, before.var),
-            pooled.count,
-        )
+        if condensed is not None:
+            before = self.running(state)
+            batch = Moments(
+                torch.where(condensed, batch.mean, before.mean),
+                torch.where(condensed, batch.var, before.var),
+                pooled.count,
+            )
+        return batch, update.with_values(scored)
 
     def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
         raw = self.reading["stats_from"] == "raw"
@@ -235,49 +251,52 @@ class UBN(BatchNormalizer):
 
     # ---------------------------------------------------------------- stage 2: normalization
 
-    def coefficients(self, moments: Moments | None) -> Coefficients:
-        assert moments is not None
-        return self.gated(moments)[0]
-
-    def gated(self, moments: Moments) -> tuple[Coefficients, Tensor | None]:
+    def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         """The map to s · x̂ (and the plain affine map, if there is no kernel), and the gate s."""
+        assert moments is not None
         calibrated, added = centered(moments, self.center_weight)
         raw = self.reading["stats_from"] == "raw"
-        statistics = self.rectified_statistics(moments if raw else calibrated)
+        statistics, update = self.rectified_statistics(moments if raw else calibrated, state)
         standardized = statistics.standardizing(self.eps)
-        found, s = standardized.after_adding(added), None
+        map, s = standardized.after_adding(added), None
         if self.gate_bias is not None:
             s = gate_of(standardized.of(calibrated.mean), self.gate_weight, self.gate_bias)
-            found = found.then(s, None)
+            map = map.then(s, None)
         if self._convolves:
-            return found, s
+            return MapResult(map, update, s)
         shift = self.bias
         if s is not None and shift is not None and self.reading["gate"] == "after":
             shift = s * shift
-        return found.then(self.weight, shift), s
+        return MapResult(map.then(self.weight, shift), update, s)
 
-    def fusion(self, x: Tensor) -> Fusion | None:
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         """Of what comes before the kernel, in the readings a kernel knows."""
         usual = (
             self.reading["train_stats"] == "batch" and self.reading["stats_from"] == "calibrated"
         )
-        batch, again = self.uses_batch(), is_recomputation()
+        batch = self.uses_batch()
         if not (usual and self._convolves) or self.gate_bias is None or self.sync_score:
             return None
         if (batch and not self.pools_all(x)) or (self.reading["update_in_eval"] and not batch):
             return None
-        memory = self.memory(x.numel() // self.channels)
-        if memory is None and self.training and self.track_running_stats and not again:
+        memory = self.memory(x.numel() // self.channels, state)
+        if memory is None and self.tracks(state):
             return None
         given = None
         if self.fct or not batch:
-            assert self.running_mean is not None and self.running_var is not None
-            given = self.running_mean, self.running_var
-        condensation = None
-        if self.fct and self.training and not again:
+            mean, var = state.statistics["running_mean"], state.statistics["running_var"]
+            assert mean is not None and var is not None
+            given = mean, var
+        condensation = score = None
+        if self.fct and batch:
+            score = state.statistics["score"]
+            assert score is not None
+            if state.again:
+                score = score.clone()  # a kernel lets the batch enter it once more
             n = self.scored(x)
             factor = float(n - 1) if self.reading["score_norm"] == "batch" else 1.0
-            condensation = Condensation(n, self.score_decay, factor, self.arrivals)
+            if self.training:
+                condensation = Condensation(n, self.score_decay, factor, self.arrivals)
         return Gate(
             self.eps,
             "normalized",
@@ -287,43 +306,37 @@ class UBN(BatchNormalizer):
             self.gate_bias,
             self.center_weight,
             given,
-            self.score if self.fct and batch else None,
+            score,
             self.tau,
             memory,
             self.reading["gate"] == "after",
             condensation,
         )
 
-    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+    def normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         check_epilogue(x, residual, activation)
-        seen: list[Tensor | None] = []
-
-        def coefficients(moments: Moments | None) -> Coefficients:
-            assert moments is not None
-            self.observe(x, moments)
-            found, s = self.gated(moments)
-            seen.append(s)
-            return found
-
+        state = self.state()
         if not self._convolves:
-            return normalize(x, coefficients, residual=residual, activation=activation)
+            y, result = self.mapped(x, state, residual, activation)
+            self.write(result.update)
+            return y
         assert self.weight is not None and self.bias is not None
-        fusion = self.fusion(x)
+        fusion = None if self.exchange is not None else self.fusion(x, state)
         if fusion is not None:
             done = normalized_depthwise(x, fusion, self.weight, self.bias, self.cells)
             if done is not None:
-                self.after_fusion(fusion, *done[1:], x)
+                self.after_fusion(fusion, state, *done[1:], x)
                 return epilogue(done[0], residual, activation)
-        standardized = normalize(x, coefficients)
-        (s,) = seen
+        standardized, result = self.mapped(x, state)
+        self.write(result.update)
+        s = result.gate
         if s is None or self.reading["gate"] == "before":
             return epilogue(depthwise(standardized, self.weight, self.bias), residual, activation)
         # s is one number a sample and channel, so it passes through the kernel: only the bias
         # needs it afterwards
-        y = depthwise(standardized, self.weight, None)
         shift = s * self.bias
         return normalize(
-            y,
+            depthwise(standardized, self.weight, None),
             lambda _: Coefficients(torch.ones_like(shift), shift),
             use_moments=False,
             residual=residual,

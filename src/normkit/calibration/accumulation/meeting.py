@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.calibration.accumulation.sharing import Compute, Shared
+from normkit.calibration.accumulation.sharing import Shared
 from normkit.calibration.accumulation.tables import bounds_of, joined, rows
 from normkit.calibration.side_by_side import RunHandle
 from normkit.core.moments import Moments
+from normkit.core.statistics import LayerState, MapResult
 
-Log = Callable[[Shared, Moments, list[int]], None]
+Log = Callable[[Shared, Moments, list[int], LayerState], None]
 
 
 class Meeting:
@@ -28,33 +29,26 @@ class Meeting:
     def __init__(self, run: RunHandle) -> None:
         self.run = run
         self.times: Counter[str] = Counter()
-        self.log: Callable[[Shared, Moments, list[int]], None] | None = (
-            None  # what a block keeps of it
-        )
+        self.log: Log | None = None  # what a block keeps of it
 
-    def exchange(self, norm: Shared, own: Moments, compute: Compute) -> Any:
-        def combine(parts: list[Any]) -> list[Any]:
-            table = joined(parts)
-            sizes = [part.mean.shape[0] for part in parts]
-            found = compute(table)
-            if self.log is not None:
-                self.log(norm, table, sizes)
-            return [rows(found, *bound, sum(sizes)) for bound in bounds_of(sizes)]
+    def exchange(self, norm: Shared, x: Tensor, own: Moments, state: LayerState) -> MapResult:
+        layer = norm.layer
 
-        return self.run.meet(self.place("norm", norm.path), own, combine)
-
-    def observe(self, norm: Shared, x: Tensor, own: Moments) -> None:
-        layer: Any = norm.layer
-        limit = layer.reading["max_samples"]
-
-        def combine(parts: list[Any]) -> list[None]:
+        def combine(parts: list[Any]) -> list[MapResult]:
             table = joined([moments for _, moments in parts])
-            samples = torch.cat([x for x, _ in parts])[:limit]
-            type(layer).observe(layer, _Sized(samples, table.mean.shape[0]), table)
-            return [None] * len(parts)
+            sizes = [moments.mean.shape[0] for _, moments in parts]
+            first = _Sized(torch.cat([samples for samples, _ in parts]), sum(sizes))
+            seen: LayerState = layer.observe(first, table, state)  # type: ignore[arg-type]
+            if self.log is not None:
+                self.log(norm, table, sizes, seen)
+            result = layer.compute(table, seen)
+            layer.write(result.update)
+            result = result._replace(update=None)
+            return [rows(result, *bound, sum(sizes)) for bound in bounds_of(sizes)]
 
-        first = x.detach()[:limit]
-        self.run.meet(self.place("samples", norm.path), (first, own), combine)
+        samples = x.detach()[: layer.observed_samples()]
+        found: MapResult = self.run.meet(self.place("norm", norm.path), (samples, own), combine)
+        return found
 
     def place(self, what: str, path: str) -> tuple[str, str, int]:
         """The name of a meeting: the same for all micro-batches, and of this one only."""
@@ -66,7 +60,7 @@ class _Sized:
     """The first samples of a batch, which says how many it has in all."""
 
     def __init__(self, first: Tensor, size: int) -> None:
-        self.first, self.shape = first, (size, *first.shape[1:])
+        self.first, self.shape, self.device = first, (size, *first.shape[1:]), first.device
 
-    def __getitem__(self, part: slice) -> Tensor:
+    def __getitem__(self, part: Any) -> Tensor:
         return self.first[part]

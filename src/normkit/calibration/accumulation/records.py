@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ from normkit.calibration.accumulation.sharing import Shared
 from normkit.calibration.accumulation.tables import bounds_of
 from normkit.calibration.side_by_side import RandomState, ThreadState
 from normkit.core.moments import Moments
+from normkit.core.statistics import LayerState
 
 Forward = Any
 _INPUT = object()  # where a tensor was
@@ -25,23 +25,12 @@ def _stands_for_tensor(leaf: Any) -> bool:
 
 @dataclass
 class Call:
-    """One call of a norm in a block: the moments of all micro-batches, and the buffers after it."""
+    """One call of a norm in a block: the moments of all micro-batches, and the state it saw."""
 
     norm: Shared
     table: Moments
     bounds: list[tuple[int, int]]  # of the rows of each micro-batch
-    buffers: dict[str, Tensor | None]
-
-    @contextmanager
-    def buffers_of_then(self) -> Iterator[None]:
-        """The layer as it was right after the call: layers repeat themselves from there."""
-        layer = self.norm.layer
-        now = dict(layer._buffers)
-        layer._buffers.update(self.buffers)
-        try:
-            yield
-        finally:
-            layer._buffers.update(now)
+    state: LayerState
 
 
 @dataclass
@@ -84,7 +73,6 @@ class Record:
     parts: dict[int, Part] = field(default_factory=dict)
     outputs: dict[int, list[Tensor]] = field(default_factory=dict)
 
-    def log(self, norm: Shared, table: Moments, sizes: list[int]) -> None:
-        kept = {k: None if b is None else b.clone() for k, b in norm.layer._buffers.items()}
+    def log(self, norm: Shared, table: Moments, sizes: list[int], state: LayerState) -> None:
         fixed = Moments(table.mean.detach(), table.var.detach(), table.count)
-        self.calls.append(Call(norm, fixed, bounds_of(sizes), kept))
+        self.calls.append(Call(norm, fixed, bounds_of(sizes), state.copied()))

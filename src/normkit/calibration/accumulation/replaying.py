@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from normkit.calibration.accumulation.records import Record
-from normkit.calibration.accumulation.sharing import Compute, Shared, belonging_to
+from normkit.calibration.accumulation.sharing import Shared, belonging_to
 from normkit.calibration.accumulation.tables import rows
 from normkit.core.moments import Moments
+from normkit.core.statistics import LayerState, MapResult
 from normkit.errors import OptionError
 
 
@@ -27,7 +27,7 @@ class Replay:
         self.own: list[Moments] = []
         self.leaf: tuple[Tensor, Tensor] | None = None
 
-    def exchange(self, norm: Shared, own: Moments, compute: Compute) -> Any:
+    def exchange(self, norm: Shared, x: Tensor, own: Moments, state: LayerState) -> MapResult:
         position = len(self.own)
         calls = self.record.calls
         if position >= len(calls) or calls[position].norm is not norm:
@@ -42,12 +42,9 @@ class Replay:
             torch.set_grad_enabled(True)
             self.leaf = table.mean.clone().requires_grad_(), table.var.clone().requires_grad_()
             table = Moments(*self.leaf, table.count)
-        with call.buffers_of_then():
-            found = compute(table)
-        return rows(found, *call.bounds[self.index], table.mean.shape[0])
-
-    def observe(self, norm: Shared, x: Tensor, own: Moments) -> None:
-        """The score has been updated in the forward."""
+        result = norm.layer.compute(table, call.state)._replace(update=None)
+        found: MapResult = rows(result, *call.bounds[self.index], table.mean.shape[0])
+        return found
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The outputs of the block; with a target the graph begins there, else at the inputs."""

@@ -11,36 +11,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from normkit.calibration.accumulation.twins import follow, twin_of
-from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Moments
-from normkit.core.running import is_recomputation
+from normkit.core.recomputation import is_recomputation
+from normkit.core.statistics import LayerState, MapResult
 from normkit.errors import OptionError
 from normkit.inspection import Site
 from normkit.layers.batch import BatchNormalizer
-from normkit.layers.bgn import BGN
 from normkit.layers.bn import BN
 from normkit.layers.norm_act import NormAct
-from normkit.layers.ubn import UBN
 
 _here = threading.local()
-
-Compute = Callable[[Moments], Any]
 
 
 class Party(Protocol):
     """Whoever a micro-batch shares its statistics through, right now."""
 
-    def exchange(self, norm: Shared, own: Moments, compute: Compute) -> Any:
+    def exchange(self, norm: Shared, x: Tensor, own: Moments, state: LayerState) -> MapResult:
         """The micro-batch's rows of what the norm computes from the moments of all."""
-
-    def observe(self, norm: Shared, x: Tensor, own: Moments) -> None:
-        """ubn looks at samples themselves, for its score."""
 
 
 def party() -> Party | None:
@@ -72,39 +65,30 @@ class Shared:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Methods of the instance in front of those of its class, for the time of the block."""
+        """The norm exchanges its moments with those of other micro-batches, while in the block."""
         layer = self.layer
-        name = _turning_point(layer)
-        own = {name: getattr(layer, name), "cells": layer.cells, "fusion": layer.fusion}
 
-        def turned(moments: Moments | None, *rest: Any) -> Any:
+        def exchange(x: Tensor, moments: Moments, state: LayerState) -> MapResult:
             one = self.party()
-            if one is None or moments is None:
-                return own[name](moments, *rest)
-            return one.exchange(self, moments, lambda all_of: own[name](all_of, *rest))
+            if one is None:
+                return layer.compute(moments, layer.observe(x, moments, state))
+            return one.exchange(self, x, moments, state)
 
-        def cells(x: Tensor) -> Layout:
-            found: Layout = own["cells"](x)
-            # rows of samples join; one row for a whole micro-batch would lose its size
-            return Channels.of(x) if self.party() and isinstance(found, Batch) else found
-
-        def fusion(x: Tensor) -> Any:
-            return None if self.party() else own["fusion"](x)
-
-        with ExitStack() as stack:
-            put: list[tuple[nn.Module, str, Callable[..., Any]]] = [
-                (layer, name, turned),
-                (layer, "cells", cells),
-                (layer, "fusion", fusion),
-            ]
-            if isinstance(layer, UBN):
-                put.append((layer, "observe", self._observing(layer.observe)))
-            if layer is not self.module:
-                put.append((self.module, "forward", self._in_place_of(self.module.forward)))
-            for owner, method, function in put:
-                stack.callback(_taken_back(owner, method))
-                vars(owner)[method] = function
-            yield
+        before, layer.exchange = layer.exchange, exchange
+        try:
+            if layer is self.module:
+                yield
+                return
+            own = vars(self.module).get("forward")
+            vars(self.module)["forward"] = self._in_place_of(self.module.forward)
+            try:
+                yield
+            finally:
+                vars(self.module).pop("forward")
+                if own is not None:
+                    vars(self.module)["forward"] = own
+        finally:
+            layer.exchange = before
 
     def party(self) -> Party | None:
         """Whom to share with; None if the layer uses running statistics, or outside of a step."""
@@ -117,16 +101,6 @@ class Shared:
                 "activations itself. Turn that off; accumulate(recompute=True) does it exactly."
             )
         return found
-
-    def _observing(self, own: Callable[..., None]) -> Callable[..., None]:
-        def observe(x: Tensor, moments: Moments) -> None:
-            one = self.party()
-            if one is None:
-                own(x, moments)
-            else:
-                one.observe(self, x, moments)
-
-        return observe
 
     def _in_place_of(self, own: Callable[..., Any]) -> Callable[..., Any]:
         """The forward of a batch norm that is not ours."""
@@ -142,26 +116,6 @@ class Shared:
             return y
 
         return forward
-
-
-def _turning_point(layer: BatchNormalizer) -> str:
-    """The method through which all moments go."""
-    if isinstance(layer, BGN):
-        return "map_of"
-    return "gated" if isinstance(layer, UBN) else "coefficients"
-
-
-def _taken_back(owner: nn.Module, name: str) -> Callable[[], None]:
-    """What puts an attribute of the instance back as it is now."""
-    had, value = name in vars(owner), vars(owner).get(name)
-
-    def back() -> None:
-        if had:
-            vars(owner)[name] = value
-        else:
-            vars(owner).pop(name, None)
-
-    return back
 
 
 def catchable(site: Site) -> bool:

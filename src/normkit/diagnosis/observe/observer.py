@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normkit.core.running import is_recomputation
+from normkit.core.recomputation import is_recomputation
 from normkit.diagnosis.observe.collect import norms_of
 from normkit.diagnosis.observe.measurements import MEASURES
 from normkit.diagnosis.observe.step import StepRecord

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normkit.core.layout import Batch, Channels, dense
 from normkit.core.moments import Moments
-from normkit.core.running import is_recomputation
+from normkit.core.recomputation import is_recomputation
 from normkit.diagnosis.measures import condensation
 from normkit.diagnosis.observe.activations import AfterActivation
 from normkit.diagnosis.observe.collect import SAMPLES

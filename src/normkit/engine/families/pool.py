@@ -26,7 +26,7 @@ from normkit.engine.families.family import ChannelLayout, FamilyTables
 from normkit.engine.triton import passes, stages
 from normkit.engine.triton.launch import Launch
 
-NO_RAMPS = (1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)
+NO_RAMPS = (1.0, 0.0, 1.0, 0.0, 0.0, 1.0)
 
 
 def parameters(fusion: Pool) -> tuple[Tensor | None, ...]:
@@ -46,7 +46,7 @@ def coefficients(
         (layout.rows, channels, groups, layout.count, parts.splits, parts.span),
         fusion.eps,
         (0.0, 1.0) if memory is None else memory[5:],
-        NO_RAMPS if ramps is None else ramps[:7],
+        NO_RAMPS if ramps is None else ramps[:6],
         (fusion.weight is not None, memory is not None, ramps is not None),
     )
     start(
@@ -55,7 +55,7 @@ def coefficients(
         fusion.bias,
         tables,
         *((None,) * 5 if memory is None else memory[:5]),
-        *((None,) * 5 if ramps is None else ramps[7:]),
+        *((None,) * 3 if ramps is None else ramps[6:]),
     )
     return FamilyTables(tables, period, 2 * period, None)
 
@@ -140,9 +140,9 @@ def expression(
 @triton.jit
 def pool_map_kernel(
     parts, weight, bias, made, running_mean, running_second, batches, nonfinite,
-    arrivals, toward_mean, toward_std, counter, old_mean, old_std,
+    arrivals, toward_mean, toward_std, counter,
     rows, C, groups, positions, splits, span, members, eps, momentum, correction,
-    r_max, r_start, r_end, d_max, d_start, d_end, earlier,
+    r_max, r_start, r_end, d_max, d_start, d_end,
     AFFINE: tl.constexpr, REMEMBER: tl.constexpr, RENORM: tl.constexpr,
     D: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -181,7 +181,7 @@ def pool_map_kernel(
         second = (var + eps) * a
         before = tl.load(toward_mean + channel, mask=inside, other=0.0)
         spread = tl.load(toward_std + channel, mask=inside, other=1.0)
-        seen = tl.load(counter).to(tl.float32) + earlier
+        seen = tl.load(counter).to(tl.float32)
         most = 1.0 + (r_max - 1.0) * _progress(seen, r_start, r_end)
         r = tl.minimum(tl.maximum(second / spread, 1.0 / most), most)
         most = d_max * _progress(seen, d_start, d_end)
@@ -189,8 +189,6 @@ def pool_map_kernel(
         a, b = a * r, b * r + d
         tl.store(statistics + 2 * C + channel, r, mask=inside)
         tl.store(statistics + 3 * C + channel, d, mask=inside)
-        tl.store(old_mean + channel, before, mask=inside)
-        tl.store(old_std + channel, spread, mask=inside)
     if AFFINE:
         gamma = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
         a = a * gamma

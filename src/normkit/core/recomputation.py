@@ -1,0 +1,108 @@
+"""Forwards that activation checkpointing repeats in the backward: they see the state of the first.
+
+Some maps depend on what batches change: that of batch renormalization on the running statistics,
+that of ubn on its score. When such a layer is called twice before one backward, the second call has
+changed what the first one saw, and its repetition would compute another function. So a forward that
+may be repeated leaves its state with the checkpoint around it, and the repeated one takes it from
+there: the n-th call of a layer inside a checkpoint what the n-th has left.
+
+Which checkpoint is around a call is read from the stack of calls. torch.utils.checkpoint keeps one
+object for each checkpointed call that the first forward and the repeated one have in common: the
+``ctx`` of an autograd function (reentrant; so do other libraries that checkpoint by a function), or
+a frame that the hooks of saved tensors hold. States are attributes of that object: torch drops it
+when the graph is gone, and they go with it. Checkpoints may be inside each other: then a repeated
+forward leaves its state with the inner one again.
+
+A forward without gradients may be the first half of a checkpoint; one with gradients only if there
+are hooks for saved tensors. Otherwise nothing is looked for and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType, GeneratorType
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.utils import checkpoint
+
+Kept = TypeVar("Kept")
+
+_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_STATES = "_normkit_states"
+
+
+def is_recomputation() -> bool:
+    """Whether this forward runs inside a backward: activation checkpointing computes it again.
+
+    Its statistics have entered the buffers the first time.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._current_graph_task_id() != -1
+
+
+def as_first_seen(owner: object, now: Callable[[], Kept]) -> Kept | None:
+    """What ``owner`` saw in the forward that this one repeats; or what it sees now, kept for one
+    that may repeat this. None if nothing was kept and nothing has to be."""
+    again = is_recomputation()
+    if not again and torch.is_grad_enabled() and _hooks(True) is None:
+        return None
+    seen, around = None, []
+    for holder, repeats in _checkpoints():
+        states = getattr(holder, _STATES, None)
+        if states is None:
+            states = _States()
+            setattr(holder, _STATES, states)
+        if repeats:
+            seen = states.next(id(owner))
+            break
+        around.append(states)
+    if around and seen is None:
+        seen = now()
+    for states in around:
+        states.append(id(owner), seen)
+    return seen
+
+
+class _States:
+    """What the calls inside one checkpoint saw, by owner and in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, list[Any]] = {}
+        self.backward = -1
+        self.turn: dict[int, int] = {}
+
+    def append(self, owner: int, seen: Any) -> None:
+        self.kept.setdefault(owner, []).append(seen)
+
+    def next(self, owner: int) -> Any:
+        backward = torch._C._current_graph_task_id()
+        if backward != self.backward:  # with retain_graph there may be several
+            self.backward, self.turn = backward, {}
+        turn = self.turn.get(owner, 0)
+        self.turn[owner] = turn + 1
+        kept = self.kept.get(owner, ())
+        return kept[turn] if turn < len(kept) else None
+
+
+def _checkpoints() -> Iterator[tuple[object, bool]]:
+    """The checkpoints around this call, from inside out, and whether each repeats its forward."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_varnames[:1] == ("ctx",):
+            ctx = frame.f_locals.get("ctx")
+            if isinstance(ctx, BackwardCFunction):
+                yield ctx, code.co_name == "backward"
+        elif code.co_filename == checkpoint.__file__:
+            for value in list(frame.f_locals.values()):
+                if isinstance(value, checkpoint._CheckpointFrame):  # it unpacks a saved tensor
+                    yield value, True
+                elif isinstance(value, GeneratorType) and value.gi_frame is not None:
+                    for inner in list(value.gi_frame.f_locals.values()):
+                        if isinstance(inner, checkpoint._CheckpointFrame):
+                            yield inner, False
+        frame = frame.f_back

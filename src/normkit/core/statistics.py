@@ -1,0 +1,96 @@
+"""Statistics that a layer keeps between batches: what a forward starts from, and what it adds.
+
+A normalizer is a pure function: from the moments of a batch and the ``LayerState`` before it to a
+``MapResult``, the map and the new statistics. It changes nothing. The base class writes the new
+statistics into the buffers, in one place, which cannot be poisoned or counted twice. So a forward
+can be computed again from the state it saw, by whoever needs it: activation checkpointing, the
+backward of a backward, statistics shared between micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit.core.moments import Coefficients
+
+
+class LayerState:
+    """What a forward starts from: the mode and the statistics of the layer, which it only reads."""
+
+    __slots__ = ("again", "observed", "statistics", "training")
+
+    def __init__(
+        self,
+        training: bool,
+        statistics: Mapping[str, Tensor | None],
+        again: bool = False,
+        observed: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.training = training
+        self.statistics = statistics
+        self.again = again  # a forward that is repeated: its statistics have been counted
+        self.observed = observed or {}  # what a layer has seen of its input beside the moments
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A statistic by the name of its buffer.
+
+        A copy where autograd may keep it: buffers change in place, and no graph may meet that.
+        """
+        found = self.statistics[name]
+        assert found is not None, name
+        return found.clone() if torch.is_grad_enabled() else found
+
+    def knows(self, name: str) -> bool:
+        """Whether the layer keeps this statistic."""
+        return self.statistics.get(name) is not None
+
+    def copied(self) -> LayerState:
+        """The same for a forward that repeats this one later, when the buffers have changed."""
+        with torch.no_grad():
+            copies = {name: t if t is None else t.clone() for name, t in self.statistics.items()}
+        return LayerState(self.training, copies, True, self.observed)
+
+    def seeing(self, **observed: Any) -> LayerState:
+        """The same with what a layer has seen of its input."""
+        return LayerState(self.training, self.statistics, self.again, {**self.observed, **observed})
+
+
+class StateUpdate(NamedTuple):
+    """New statistics, for the base class to write."""
+
+    values: Mapping[str, Tensor]
+    """What buffers become, by name."""
+    finite: Tensor | None = None
+    """A boolean on the device: whether the batch counts, or else as not finite. None: neither."""
+    counted: Tensor | None = None
+    """Whether there was a batch at all; None for yes."""
+
+    def with_values(self, values: Mapping[str, Tensor]) -> StateUpdate:
+        return self._replace(values={**self.values, **values})
+
+
+class MapResult(NamedTuple):
+    """What a layer makes of the moments of a batch and of its state."""
+
+    map: Coefficients
+    update: StateUpdate | None = None
+    gate: Tensor | None = None
+    """(N, C): the factor of each sample that is in the map, for layers that need it once more."""
+
+
+def all_finite(tables: Iterable[Tensor]) -> Tensor:
+    """One boolean on the tables' device: no host synchronisation."""
+    return torch.isfinite(torch.cat([table.detach().flatten() for table in tables])).all()
+
+
+def blended(old: Tensor, new: Tensor, weight: float | Tensor, where: Tensor) -> Tensor:
+    """(1 − weight)·old + weight·new where the condition holds, else the old value.
+
+    ``weight`` is the weight of the new value, as in torch.nn.
+    """
+    new = new.detach().to(old.dtype).reshape(old.shape)
+    return torch.where(where, torch.lerp(old, new, weight), old)
