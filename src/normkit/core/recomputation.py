@@ -47,6 +47,8 @@ def is_recomputation() -> bool:
 def as_first_seen(owner: object, now: Callable[[], Kept]) -> Kept | None:
     """What ``owner`` saw in the forward that this one repeats; or what it sees now, kept for one
     that may repeat this. None if nothing was kept and nothing has to be."""
+    if torch.compiler.is_compiling():
+        return None
     again = is_recomputation()
     if not again and torch.is_grad_enabled() and _hooks(True) is None:
         return None

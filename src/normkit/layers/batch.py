@@ -199,6 +199,7 @@ class BatchNormalizer(Normalizer):
             )
         return True
 
+    @torch.no_grad()
     def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
         """The running statistics after a training batch with these, tables (R, C)."""
         if not self.tracks(state):

@@ -96,11 +96,9 @@ class BatchRenorm(BatchNormalizer):
         r, d = self.correction(pooled.mean, std, state)
         update = None
         if self.tracks(state):
-            update = self.blended(
-                state,
-                running_mean=over_runs(pooled.mean, pooled),
-                running_std=over_runs(std, pooled),
-            )
+            with torch.no_grad():
+                mean, spread = over_runs(pooled.mean, pooled), over_runs(std, pooled)
+            update = self.blended(state, running_mean=mean, running_std=spread)
         corrected = pooled.standardizing(self.eps).then(r, d)
         each = self.each_sample(Moments(*corrected, pooled.count), moments)
         return MapResult(Coefficients(each.mean, each.var).then(self.weight, self.bias), update)

@@ -132,6 +132,7 @@ class DN(BatchNormalizer):
         standardized = Moments(mean, var, 1).standardizing(self.eps)
         return MapResult(standardized.then(self.weight, self.bias), update)
 
+    @torch.no_grad()
     def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
         # the number of values may be a symbol, of exported programs
         return super().tracked(pooled, state) if pooled.count > 1 else None

@@ -98,6 +98,7 @@ class GBGN(BatchNormalizer):
         tables = (spread(t, samples=rows, runs_of=run, groups_of=wide) for t in (scale, shift))
         return MapResult(Coefficients(*tables).then(self.weight, self.bias), update)
 
+    @torch.no_grad()
     def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
         if not self.tracks(state):
             return None

@@ -143,6 +143,7 @@ class SN(BatchNormalizer):
         pooled = moments.pooled(samples=self.virtual_batch)
         return self.each_sample(pooled, moments), self.tracked(pooled, state)
 
+    @torch.no_grad()
     def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
         if not self.tracks(state):
             return None
