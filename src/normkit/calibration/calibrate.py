@@ -18,7 +18,7 @@ from normkit.calibration.measuring import (
     norm_after_norm,
 )
 from normkit.calibration.result import BufferSnapshot, Calibration, LayerChange
-from normkit.calibration.statistics import DataSource, Statistics
+from normkit.calibration.statistics import Statistics, StatisticsSource
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import undisturbed
 from normkit.inspection.batches import BatchReader, Forward
@@ -253,7 +253,7 @@ def _statistics(
     return Statistics(
         {one.norm.path: one.merged for one in measured if one.merged is not None},
         {one.norm.path: one.norm.kind for one in measured if one.merged is not None},
-        (DataSource.now(str(fingerprint), fingerprint.images, note),),
+        (StatisticsSource.now(str(fingerprint), fingerprint.images, note),),
         type(model).__name__,
         mode,
         state,

@@ -23,7 +23,7 @@ FORMAT = "normkit.statistics"
 
 
 @dataclass(frozen=True)
-class DataSource:
+class StatisticsSource:
     """Where statistics come from."""
 
     fingerprint: str  # of the samples: see Fingerprint
@@ -32,7 +32,7 @@ class DataSource:
     note: str = ""
 
     @classmethod
-    def now(cls, fingerprint: str, images: int, note: str = "") -> DataSource:
+    def now(cls, fingerprint: str, images: int, note: str = "") -> StatisticsSource:
         moment = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(fingerprint, images, moment, note)
 
@@ -50,7 +50,7 @@ class Statistics(Mapping[str, MergedMoments]):
         self,
         moments: Mapping[str, MergedMoments],
         kinds: Mapping[str, str],
-        sources: tuple[DataSource, ...] = (),
+        sources: tuple[StatisticsSource, ...] = (),
         model: str = "",
         mode: str = "",
         state: str = "",
@@ -118,7 +118,7 @@ class Statistics(Mapping[str, MergedMoments]):
                 name: MergedMoments(*(tensors[f"{name}{SEPARATOR}{part}"] for part in PARTS))
                 for name in description["kinds"]
             }
-            sources = tuple(DataSource(**source) for source in description["sources"])
+            sources = tuple(StatisticsSource(**source) for source in description["sources"])
             return cls(
                 moments,
                 description["kinds"],

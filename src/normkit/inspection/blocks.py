@@ -24,12 +24,10 @@ import ast
 import inspect
 import textwrap
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from normkit.inspection.flow import guessed_neighbours
@@ -38,20 +36,8 @@ from normkit.inspection.tree import Node
 SHORTCUTS = ("downsample", "down_sample", "shortcut", "skip", "identity")
 
 
-@dataclass(frozen=True)
-class Place:
-    """The fields of a ``Site`` about its place."""
-
-    block: str | None = None
-    block_index: int | None = None
-    position: int | None = None
-    last_in_block: bool = False
-    shortcut: bool = False
-    stem: bool = False
-
-
-def places_of(tree: Node) -> dict[str, Place]:
-    """The place of each norm, by path.
+def places_of(tree: Node) -> dict[str, dict[str, Any]]:
+    """The fields of a ``Site`` about its place, by the path of each norm.
 
     A norm is on the shortcut if a name between block and norm says so (downsample, shortcut, skip,
     identity), or if the channel counts do: the convolutions of the block make two chains from the
@@ -59,35 +45,32 @@ def places_of(tree: Node) -> dict[str, Place]:
     in the order of registration, before the first block.
     """
     feeders = {norm: feeder for norm, (feeder, _) in guessed_neighbours(tree).items()}
-    norms = tree.norms()
     order = {id(node): i for i, node in enumerate(tree.walk())}
     blocks = blocks_of(tree)
     first = min((order[id(block)] for block in blocks), default=-1)
-    places = {n.path: Place(stem=order[id(n)] < first) for n in norms}
+    places: dict[str, dict[str, Any]] = {
+        norm.path: {"stem": order[id(norm)] < first} for norm in tree.norms()
+    }
     for index, block in enumerate(blocks):
         inside = block.norms()
         aside = _named_shortcuts(block, inside) or _chained_shortcuts(block, inside, feeders)
         main = [norm for norm in inside if norm not in aside]
         for norm in inside:
             position = None if norm in aside else 1 + main.index(norm)
-            places[norm.path] = Place(
-                block=block.path,
-                block_index=index,
-                position=position,
-                last_in_block=position == len(main),
-                shortcut=norm in aside,
-            )
+            places[norm.path] = {
+                "block": block.path,
+                "block_index": index,
+                "position": position,
+                "last_in_block": position == len(main),
+                "shortcut": norm in aside,
+            }
     return places
 
 
 def _named_shortcuts(block: Node, norms: list[Node]) -> list[Node]:
-    start = len(block.path)
-    found = [
-        norm
-        for norm in norms
-        if any(word in part.lower() for part in norm.path[start:].split(".") for word in SHORTCUTS)
-    ]
-    return found if len(found) < len(norms) else []
+    below = {norm: norm.path[len(block.path) :].lower() for norm in norms}
+    named = [norm for norm in norms if any(word in below[norm] for word in SHORTCUTS)]
+    return named if len(named) < len(norms) else []
 
 
 def _chained_shortcuts(
@@ -116,24 +99,33 @@ def _chained_shortcuts(
 
 def blocks_of(tree: Node) -> list[Node]:
     """The blocks of a model, in the order of registration; a norm outside of units may be one."""
-    candidates = [node for node in tree.walk() if node is not tree and _is_candidate(node)]
+    modules = [node for node in tree.walk() if node is not tree and _is_module(node)]
+    candidates = [node for node in modules if not _is_unit(node)]
     listed = _listed(candidates)
-    found = listed or _siblings(candidates)
-    if not found:
-        return alike(tree) or units_of(tree)
-    inner = innermost(found)
+    repeated = listed or _siblings(candidates)
+    if not repeated:
+        return _sequentials_alike(tree) or _units(tree)
+    inner = _innermost(repeated)
     first = min(candidates.index(node) for node in inner)
-    inner = _summing(found, inner)
+    inner = _adding(repeated, inner)
     kinds = {type(node.module) for node in inner}
-    if not listed:  # a stage with one block looks like a block itself, but for what others hold
-        inner = [n for n in inner if not _holds(n, candidates, kinds - {type(n.module)})]
-    later = [c for c in candidates[first:] if type(c.module) in kinds and not _overlaps(c, inner)]
-    chosen = {id(node) for node in (*inner, *innermost(later), *_leading_units(inner))}
+
+    def is_stage(node: Node) -> bool:
+        """A stage with one block looks like a block itself, but for what others hold."""
+        others = [
+            c for c in candidates if c is not node and type(c.module) is not type(node.module)
+        ]
+        return any(type(c.module) in kinds and c.within(node) for c in others)
+
+    if not listed:
+        inner = [node for node in inner if not is_stage(node)]
+    later = [
+        c
+        for c in candidates[first:]
+        if type(c.module) in kinds and not any(c.within(b) or b.within(c) for b in inner)
+    ]
+    chosen = {id(node) for node in (*inner, *_innermost(later), *_leading_units(inner))}
     return [node for node in tree.walk() if id(node) in chosen]
-
-
-def _is_candidate(node: Node) -> bool:
-    return _is_module(node) and not is_unit(node)
 
 
 def _is_module(node: Node) -> bool:
@@ -162,14 +154,14 @@ def _list(node: Node) -> Node | None:
 
 def _siblings(candidates: list[Node]) -> list[Node]:
     """Candidates of one class under one parent, and what stands between them."""
-    found = []
+    siblings = []
     for parent in {id(node.parent): node.parent for node in candidates}.values():
         own = [node for node in candidates if node.parent is parent]
         often = Counter(type(node.module) for node in own)
         places = [i for i, node in enumerate(own) if often[type(node.module)] > 1]
         if places:
-            found += own[places[0] : places[-1] + 1]
-    return found
+            siblings += own[places[0] : places[-1] + 1]
+    return siblings
 
 
 def _leading_units(blocks: list[Node]) -> list[Node]:
@@ -180,35 +172,27 @@ def _leading_units(blocks: list[Node]) -> list[Node]:
     outer = _list(blocks[0])
     if outer is None or not outer.is_list:
         return []
-    found = []
+    units = []
     for stage in outer.children:
         if any(block.within(stage) for block in blocks):
             break
         parts = [child for child in stage.children if child.norms()]
         if stage.is_list and not stage.has_forward and all(map(_is_module, parts)):
-            found += parts
-    return found
+            units += parts
+    return units
 
 
-def _summing(found: list[Node], inner: list[Node]) -> list[Node]:
+def _adding(repeated: list[Node], inner: list[Node]) -> list[Node]:
     """The inner ones, or the ones around them that add what these do not."""
     chosen = list(inner)
-    for node in found:
+    for node in repeated:
         inside = [each for each in chosen if each is not node and each.within(node)]
-        if inside and adds(node.module) and not any(adds(each.module) for each in inside):
+        if inside and _adds(type(node.module)) and not any(_adds(type(n.module)) for n in inside):
             chosen = [each for each in chosen if each not in inside] + [node]
     return chosen
 
 
-def _holds(node: Node, candidates: list[Node], kinds: set[type]) -> bool:
-    return any(c is not node and type(c.module) in kinds and c.within(node) for c in candidates)
-
-
-def _overlaps(node: Node, blocks: list[Node]) -> bool:
-    return any(node.within(block) or block.within(node) for block in blocks)
-
-
-def is_unit(node: Node) -> bool:
+def _is_unit(node: Node) -> bool:
     """One norm, and a single weight or none after the norm."""
     norms = node.norms()
     if len(norms) != 1:
@@ -218,7 +202,7 @@ def is_unit(node: Node) -> bool:
     return len(weights) < 2 or all(order[id(w)] < order[id(norms[0])] for w in weights)
 
 
-def alike(tree: Node) -> list[Node]:
+def _sequentials_alike(tree: Node) -> list[Node]:
     """Plain Sequentials with several norms, and the same parts as another."""
     lists = [
         node
@@ -227,21 +211,21 @@ def alike(tree: Node) -> list[Node]:
     ]
     parts = {id(node): tuple(type(each.module) for each in node.walk()) for node in lists}
     often = Counter(parts.values())
-    return innermost([node for node in lists if often[parts[id(node)]] > 1])
+    return _innermost([node for node in lists if often[parts[id(node)]] > 1])
 
 
-def units_of(tree: Node) -> list[Node]:
+def _units(tree: Node) -> list[Node]:
     """Each norm with the unit around it."""
-    found = {}
+    units = {}
     for norm in tree.norms():
         unit = norm
         while (above := unit.parent) is not None and above is not tree and len(above.norms()) == 1:
             unit = above
-        found[id(unit)] = unit
-    return list(found.values())
+        units[id(unit)] = unit
+    return list(units.values())
 
 
-def innermost(nodes: list[Node]) -> list[Node]:
+def _innermost(nodes: list[Node]) -> list[Node]:
     """Those that contain no other."""
     outer = set()
     for node in nodes:
@@ -252,29 +236,24 @@ def innermost(nodes: list[Node]) -> list[Node]:
     return [node for node in nodes if id(node) not in outer]
 
 
-def adds(module: nn.Module) -> bool:
-    """Whether ``forward`` contains a sum of two things that are not plain numbers or texts.
-
-    Read from the source, so that it can be known without running the model. False where there is
-    none, as for classes typed into a console.
-    """
-    kind: Any = type(module)
-    return _adds(kind)
-
-
 @cache
 def _adds(kind: type[Any]) -> bool:
+    """Whether ``forward`` contains a sum of two things that are not plain numbers or texts.
+
+    Read from the source, without running the model. False where there is none, as for classes
+    typed into a console.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
     except (OSError, TypeError, SyntaxError):
         return False
-    return any(_is_sum(node) for node in ast.walk(tree))
-
-
-def _is_sum(node: ast.AST) -> bool:
-    if isinstance(node, ast.AugAssign):
-        return isinstance(node.op, ast.Add) and not isinstance(node.value, ast.Constant)
-    if isinstance(node, ast.BinOp):
-        parts = (node.left, node.right)
-        return isinstance(node.op, ast.Add) and not any(isinstance(p, ast.Constant) for p in parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            parts = [node.left, node.right]
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+            parts = [node.value]
+        else:
+            continue
+        if not any(isinstance(part, ast.Constant) for part in parts):
+            return True
     return False

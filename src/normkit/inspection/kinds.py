@@ -87,8 +87,8 @@ def kind_of(module: nn.Module) -> str | None:
 
 def layer_of(kind: str) -> type[Normalizer] | None:
     """The layer of the catalog that is this kind; None if there is none."""
-    found: type[Normalizer] | None = ENTRIES.get(SAME_AS.get(kind, kind))
-    return found
+    layer: type[Normalizer] | None = ENTRIES.get(SAME_AS.get(kind, kind))
+    return layer
 
 
 def channel_axis_of(norm: nn.Module) -> int:
@@ -135,8 +135,8 @@ def _calls_itself_a_norm(module: nn.Module) -> bool:
 
 
 def _first(table: tuple[tuple[str, str], ...], names: list[str]) -> str | None:
-    found = (kind for pattern, kind in table for name in names if re.search(pattern, name))
-    return next(found, None)
+    kinds = (kind for pattern, kind in table for name in names if re.search(pattern, name))
+    return next(kinds, None)
 
 
 def is_parametrization(module: nn.Module) -> bool:

@@ -45,19 +45,19 @@ def select(survey: Survey, where: Any = None) -> tuple[Site, ...]:
 def _chosen(survey: Survey, where: Any) -> list[Site]:
     """What a part describes; never nothing."""
     if isinstance(where, list | set | frozenset):
-        found = [site for part in _parts(where) for site in _chosen(survey, part)]
+        chosen = [site for part in _parts(where) for site in _chosen(survey, part)]
     elif isinstance(where, tuple):
         sets = [{id(site) for site in _chosen(survey, part)} for part in _parts(where)]
-        found = [site for site in survey if all(id(site) in each for each in sets)]
+        chosen = [site for site in survey if all(id(site) in each for each in sets)]
     elif isinstance(where, str) and where.startswith("!"):
         out = _excluded(survey, where[1:])
-        found = [site for site in survey if id(site) not in out]
+        chosen = [site for site in survey if id(site) not in out]
     else:
         test = _test(where)
-        found = [site for site in survey if test(site)]
-    if not found:
+        chosen = [site for site in survey if test(site)]
+    if not chosen:
         raise NothingToDo(_nothing(survey, where))
-    return found
+    return chosen
 
 
 def _parts(where: Any) -> Iterable[Any]:
@@ -131,19 +131,19 @@ def _has(site: Site, name: str, value: Any) -> bool:
 
 
 def _nothing(survey: Survey, where: Any) -> str:
-    """Why nothing was found, and what there is."""
-    said = f"where={where!r} fits none of the {len(survey)} norms of {survey.title}."
+    """Why nothing fits, and what there is."""
+    nothing = f"where={where!r} fits none of the {len(survey)} norms of {survey.title}."
     if not len(survey):
         return f"where={where!r} fits nothing: {survey.title} has no norms."
     if isinstance(where, str) and (where.startswith("kind:") or ":" not in where):
         if where.startswith("kind:"):
-            return f"{said} Its kinds: {', '.join(survey.kinds)}."
+            return f"{nothing} Its kinds: {', '.join(survey.kinds)}."
         if where in POSITIONS or where in ("last", "shortcut", "stem"):
             longest = max((site.position or 0 for site in survey), default=0)
-            return f"{said} It has {len(survey.blocks)} blocks, with up to {longest} norms each."
+            return f"{nothing} It has {len(survey.blocks)} blocks, with up to {longest} norms each."
         if where in survey.kinds:
-            return f"{said} Try where='kind:{where}'."
+            return f"{nothing} Try where='kind:{where}'."
         paths = [path for site in survey for path in site.paths]
         close = difflib.get_close_matches(where.strip("!*."), paths, n=3, cutoff=0.4) or paths[:3]
-        return f"{said} The nearest: {', '.join(close)}."
-    return f"{said} Print survey(model) to see them."
+        return f"{nothing} The nearest: {', '.join(close)}."
+    return f"{nothing} Print survey(model) to see them."

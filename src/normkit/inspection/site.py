@@ -176,8 +176,8 @@ def channel_count(norm: nn.Module) -> int | None:
 
 
 def _is_affine(norm: nn.Module) -> bool:
-    said = getattr(norm, "affine", getattr(norm, "elementwise_affine", None))
-    return said if isinstance(said, bool) else getattr(norm, "weight", None) is not None
+    option = getattr(norm, "affine", getattr(norm, "elementwise_affine", None))
+    return option if isinstance(option, bool) else getattr(norm, "weight", None) is not None
 
 
 def _inside(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
@@ -205,16 +205,19 @@ def _number(norm: nn.Module, *names: str) -> float | None:
 
 def weights_of(model: nn.Module) -> tuple[WeightSite, ...]:
     """Every layer with a normalized weight: by its class, a parametrization, or a hook."""
-    found = ((path, module, _kind(module)) for path, module in model.named_modules())
     return tuple(
         WeightSite(path, module, kind, library_of(module), type(module).__name__)
-        for path, module, kind in found
-        if kind is not None
+        for path, module in model.named_modules()
+        if (kind := _weight_kind(module)) is not None
     )
 
 
-def _kind(module: nn.Module) -> str | None:
-    for step in _steps(module):
+def _weight_kind(module: nn.Module) -> str | None:
+    steps: list[Any] = list(module._forward_pre_hooks.values())  # that compute its tensors
+    if is_parametrized(module):
+        for computed in module.parametrizations.values():  # type: ignore[operator]
+            steps += computed
+    for step in steps:
         if isinstance(step, WeightNormalizer):
             return step.card.name
         if (kind := COMPUTED.get(type(step).__name__)) is not None:
@@ -223,12 +226,3 @@ def _kind(module: nn.Module) -> str | None:
         return None
     names = [base.__name__ for base in type(module).__mro__]
     return next((kind for mark, kind in CLASSES for n in names if re.search(mark, n)), None)
-
-
-def _steps(module: nn.Module) -> list[Any]:
-    """What computes the tensors of a module."""
-    steps: list[Any] = list(module._forward_pre_hooks.values())
-    if is_parametrized(module):
-        for computed in module.parametrizations.values():  # type: ignore[operator]
-            steps += computed
-    return steps

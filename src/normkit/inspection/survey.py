@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from torch import nn
@@ -97,7 +96,7 @@ def survey(model: nn.Module, example: Any = None) -> Survey:
     tree = tree_of(model)
     places = places_of(tree)
     flow = guessed_neighbours(tree) if example is None else observed_neighbours(tree, example)
-    sites = tuple(_site(n, *flow[n.path], asdict(places[n.path])) for n in tree.norms())
+    sites = tuple(_site(n, *flow[n.path], places[n.path]) for n in tree.norms())
     return Survey(sites, weights_of(model), type(model).__name__)
 
 
@@ -127,14 +126,14 @@ def table(title: str, sites: Sequence[Site], weights: Counter[str]) -> str:
     head = f"{title}: {len(sites)} norm{'' if one else 's'} ({_counts(kinds)})"
     columns = {name: [cell(site) for site in sites] for name, cell in CELLS.items()}
     common = {k: c[0] for k, c in columns.items() if k in SHARED and len(set(c)) == 1}
-    said = [f"{v} mode" if k == "mode" else f"{k} {v}" for k, v in common.items() if v]
+    facts = [f"{v} mode" if k == "mode" else f"{k} {v}" for k, v in common.items() if v]
     shown = {k: [k, *c] for k, c in columns.items() if k not in common and any(c)}
     fitting = _fitting(shown)
     missing = [name for name in shown if name not in fitting]
     return "\n".join(
         [
             head,
-            ("" if one else "all: ") + ", ".join(said),
+            ("" if one else "all: ") + ", ".join(facts),
             *_weights(weights),
             "",
             *_lines(fitting),
