@@ -18,7 +18,7 @@ from normkit import catalog
 from normkit.core.moments import Moments
 from normkit.diagnosis import collect, measures
 from normkit.errors import NormkitError, NothingToDo, OptionError, ShapeError
-from normkit.inspection.keeping import reader_of
+from normkit.inspection.statistics import pooled_statistics_of
 from normkit.layers.batch import BatchNormalizer
 
 CHANNELS = 8
@@ -111,7 +111,7 @@ def made(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", WITH_BATCH)
 def test_statistics_can_be_written_back(name: str) -> None:
-    reader = reader_of(made(name))
+    reader = pooled_statistics_of(made(name))
     assert reader is not None
     before = reader.read()
     new = Moments(torch.randn_like(before.mean), torch.rand_like(before.var) + 0.5, 1)
@@ -138,7 +138,7 @@ def test_esm_is_zero_after_the_statistics_of_an_exact_pass() -> None:
     data = [torch.randn(n, 5) for n in (8, 5)]
     first = collect(model, data)
     assert first.value("1", "esm_mean") > 0.1  # type: ignore[operator]
-    reader = reader_of(model[1])
+    reader = pooled_statistics_of(model[1])
     assert reader is not None
     reader.put(reader.stored(first.expected["1"]))
     again = collect(model, data)
@@ -273,7 +273,7 @@ def test_gates_and_frozen_layers() -> None:
 def test_gates_are_those_of_the_layer(name: str) -> None:
     """Read off the layer's output: y = γ·s·x̂ with γ = 1, β = 0 and the running statistics known."""
 
-    from normkit.inspection.keepers import table_of
+    from normkit.inspection.statistics import channel_moments
 
     options = {"affine_conv": False} if name == "ubn" else {}
     layer = catalog.make(name, 4, **options).eval()
@@ -287,7 +287,7 @@ def test_gates_are_those_of_the_layer(name: str) -> None:
     moved = x if center is None else x + center.reshape(1, -1, 1, 1) * means
     hat = moved / np.sqrt(1 + layer.eps)  # running mean 0 and variance 1
     expected = (layer(x) / hat).mean((2, 3))
-    found = layer.gates(table_of(x))
+    found = layer.gates(channel_moments(x))
     assert found is not None
     torch.testing.assert_close(found, expected.double().detach(), atol=1e-5, rtol=1e-4)
 

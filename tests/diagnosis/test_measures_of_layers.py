@@ -19,8 +19,7 @@ from normkit.diagnosis import MEASURES, Measurements, collect
 from normkit.diagnosis.observe.observer import CHEAP, DEARER
 from normkit.inspection import survey
 from normkit.inspection.foreign import measured
-from normkit.inspection.keepers import table_of
-from normkit.inspection.keeping import reader_of
+from normkit.inspection.statistics import channel_moments, pooled_statistics_of
 from normkit.layers.base import Normalizer
 from normkit.layers.measured import OWN_STATISTICS, Refusal
 
@@ -130,7 +129,7 @@ def test_gradient_factor_is_the_slope_of_the_layer(name: str) -> None:
         return
     with torch.no_grad():
         y = norm(x).double()
-        gates = norm.gates(table_of(x)) if isinstance(norm, Normalizer) else Refusal()
+        gates = norm.gates(channel_moments(x)) if isinstance(norm, Normalizer) else Refusal()
     each = (0, 2, 3)
     centred = x.double() - x.double().mean(each, keepdim=True)
     slope = (centred * y).sum(each) / centred.square().sum(each)
@@ -148,7 +147,7 @@ def test_standardized_values_are_those_of_the_layer(name: str) -> None:
     neutral(norm)
     with torch.no_grad():
         found = measured(survey(nn.Sequential(norm))["0"]).standardized(
-            x, table_of(x, survey(nn.Sequential(norm))["0"].channel_axis), batch=False
+            x, channel_moments(x, survey(nn.Sequential(norm))["0"].channel_axis), batch=False
         )
         if isinstance(found, Refusal):
             return
@@ -171,9 +170,9 @@ def test_gates_and_thresholds_that_exist_are_measured(name: str) -> None:
 
 def exact(norm: nn.Module, x: Tensor) -> None:
     """Running statistics become those of x."""
-    reader = reader_of(norm)
+    reader = pooled_statistics_of(norm)
     if reader is not None:
-        reader.put(reader.pooled(table_of(x), x))
+        reader.put(reader.pooled(channel_moments(x), x))
     elif isinstance(norm, nn.InstanceNorm2d):
         norm.running_mean.copy_(x.mean((0, 2, 3)))
         norm.running_var.copy_(x.var((0, 2, 3)))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.inspection import survey
 from normkit.inspection.batches import tensors_in
+from normkit.inspection.survey import survey
 
 WIDE = 1 << 64
 AT_ONCE = 1 << 22  # values that are hashed together, in 64 bits each

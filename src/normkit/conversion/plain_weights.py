@@ -11,8 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
 from normkit.conversion.belongings import is_hooked
-from normkit.inspection import WeightSite
-from normkit.inspection.quiet import undisturbed
+from normkit.inspection import WeightSite, undisturbed
 from normkit.layers.weight import WeightNormalizer, normalized_tensors
 
 PLAIN = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}

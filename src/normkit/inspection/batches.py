@@ -257,23 +257,3 @@ def moved(value: Any, device: torch.device | None) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(moved(part, device) for part in value)
     return value
-
-
-# -------------------------------------------------------------------- old names, for a while
-
-
-def refuse_no_batches(batches: Any) -> None:
-    BatchReader(nn.Identity(), batches)
-
-
-def some_of(batches: Iterable[Any]) -> Iterator[Any]:
-    empty = True
-    for batch in batches:
-        empty = False
-        yield batch
-    if empty:
-        raise NothingToDo("The loader gave no batches.")
-
-
-def naming(batch: Any, number: int, hint: str) -> Any:
-    return explained(batch, number)

@@ -184,10 +184,15 @@ def _leading_units(blocks: list[Node]) -> list[Node]:
 
 def _adding(repeated: list[Node], inner: list[Node]) -> list[Node]:
     """The inner ones, or the ones around them that add what these do not."""
+
+    def adds(node: Node) -> bool:
+        kind: Any = type(node.module)
+        return _adds(kind)
+
     chosen = list(inner)
     for node in repeated:
         inside = [each for each in chosen if each is not node and each.within(node)]
-        if inside and _adds(type(node.module)) and not any(_adds(type(n.module)) for n in inside):
+        if inside and adds(node) and not any(map(adds, inside)):
             chosen = [each for each in chosen if each not in inside] + [node]
     return chosen
 

@@ -124,11 +124,11 @@ class NormStatistics:
     def __init__(self, path: str, norm: nn.Module, kind: str) -> None:
         self.path, self.norm, self.kind = path, norm, kind
         self.eps = float(getattr(norm, "eps", 0.0) or 0.0)
-        self.keeper = answering_for(norm, kind)
+        self.source = answering_for(norm, kind)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        buffers: dict[str, Tensor] = self.keeper.running_buffers()
+        buffers: dict[str, Tensor] = self.source.running_buffers()
         return buffers
 
     @property
@@ -150,17 +150,17 @@ class NormStatistics:
     def table(self, x: Tensor) -> Moments:
         """The moments (N, K) of each image, in float64."""
         x = x.cpu() if x.device.type == "mps" else x  # which has no float64
-        keeper = self.keeper
-        return _joined([keeper.sample_statistics(_moments(part), part) for part in _chunks(x)])
+        source = self.source
+        return _joined([source.sample_statistics(_moments(part), part) for part in _chunks(x)])
 
     def pooled(self, table: Moments, x: Tensor) -> Moments:
         """From the moments (N, C) of x to the statistics of all of it, (1, K)."""
-        pooled: Moments = self.keeper.sample_statistics(table, x).pooled(samples=None)
+        pooled: Moments = self.source.sample_statistics(table, x).pooled(samples=None)
         return pooled
 
     def stored(self, statistics: Moments) -> Moments:
         """Statistics with the variance as it is stored: unbiased, as torch.nn does, or biased."""
-        correction = self.keeper.running_correction
+        correction = self.source.running_correction
         if not correction:
             return statistics
         count = statistics.count
@@ -173,14 +173,8 @@ class NormStatistics:
     def read(self) -> Moments:
         """The buffers as mean and variance (1, K), whatever they hold: it may be below 0."""
         wide = {n: b.detach().to(widest(b.device), copy=True) for n, b in self.buffers.items()}
-        mean, var = self.keeper.decode_statistics(wide)
+        mean, var = self.source.decode_statistics(wide)
         return Moments(mean[None], var[None], 1)
-
-    def as_variance(self, mean: Tensor, second: Tensor) -> Tensor:  # an old name, for a while
-        var: Tensor = self.keeper.decode_statistics(
-            dict(zip(self.buffers, (mean, second), strict=True))
-        )[1]
-        return var
 
     def held(self) -> tuple[Tensor, Tensor]:
         """Mean and variance that the buffers hold now, (K,), in float64."""
@@ -189,7 +183,7 @@ class NormStatistics:
 
     def put(self, statistics: Moments) -> None:
         """Write a mean and a variance, tables (1, K), as they are."""
-        self._write(self.keeper.encode_statistics(statistics.mean[0], statistics.var[0]))
+        self._write(self.source.encode_statistics(statistics.mean[0], statistics.var[0]))
 
     def write(self, merged: MergedMoments, batches: int) -> None:
         """Put exact statistics into the buffers, whose memory stays.
@@ -205,13 +199,13 @@ class NormStatistics:
 
     def values(self, merged: MergedMoments) -> dict[str, Tensor]:
         """What the buffers should hold, in float64, or an error if they cannot hold it."""
-        correction = self.keeper.running_correction
+        correction = self.source.running_correction
         if bool((merged.count <= correction).any()):
             raise ShapeError(
                 f"{self.path or 'The norm'} has seen a single value per channel, which has no "
                 "variance. Give more images."
             )
-        values = self.keeper.encode_statistics(merged.mean, merged.unbiased(correction))
+        values = self.source.encode_statistics(merged.mean, merged.unbiased(correction))
         for name, buffer in self.buffers.items():
             value = values[name]
             if value.shape != buffer.shape:
@@ -247,7 +241,7 @@ def pooled_statistics_of(norm: nn.Module, kind: str | None = None) -> NormStatis
     """
     found = NormStatistics("", norm, kind or kind_of(norm) or "other")
     lazy = any(isinstance(b, nn.UninitializedBuffer) for b in found.buffers.values())
-    pooled = getattr(found.keeper, "pooled_statistics", True)
+    pooled = getattr(found.source, "pooled_statistics", True)
     return found if pooled and not lazy and len(found.buffers) == 2 else None
 
 

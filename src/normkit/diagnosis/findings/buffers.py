@@ -240,7 +240,7 @@ def statistics_in(state: State, layer: NormEvidence) -> Moments | None:
     buffers = {name: value for name, value in found.items() if value is not None}
     if layer.kept is None or len(buffers) < 2:
         return None
-    mean, var = layer.statistics.keeper.decode_statistics(buffers)
+    mean, var = layer.statistics.source.decode_statistics(buffers)
     device = layer.kept.mean.device
     return Moments(mean[None].to(device), var[None].to(device), 1)
 
