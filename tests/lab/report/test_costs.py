@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.report import sample
-from normkit.lab.report.figures import variant_styles
 from normkit.lab.report.scores import Scoreboard
 from normkit.lab.report.tables import NOT_REACHED, REACHED, CostRow, cost_heads, cost_rows
 from normkit.lab.results import Comparison
@@ -17,7 +16,7 @@ FOUND = sample.results(MADE)
 def rows(**more: float | int | None) -> dict[str, CostRow]:
     board = Scoreboard(MADE, FOUND)
     compared: list[Comparison] = [replace(c, **more) for c in sample.comparisons(MADE, FOUND)]
-    found = cost_rows(board, compared, variant_styles(board.names()))
+    found = cost_rows(board, compared)
     return {row.style.name: row for row in found}
 
 
@@ -47,5 +46,5 @@ def test_without_a_pair_nothing_is_said() -> None:
 def test_the_end_is_the_epoch_that_counts() -> None:
     early = {run: replace(each, selected=(3, 4)) for run, each in FOUND.items()}
     board = Scoreboard(MADE, early)
-    base = cost_rows(board, [], variant_styles(board.names()))[0]
+    base = cost_rows(board, [])[0]
     assert reached(base)[0] == ("4", "")

@@ -17,7 +17,6 @@ from normkit.lab.report.figures import (
     View,
     short_number,
     thinned,
-    variant_styles,
 )
 from normkit.lab.report.score_charts import paired_differences, scores_over_axes, time_trade_off
 from normkit.lab.report.scores import Scoreboard
@@ -25,7 +24,6 @@ from normkit.lab.report.scores import Scoreboard
 MADE = sample.experiment(("bn", "bcn"))
 FOUND = sample.results(MADE, diverged=[("bcn", 4)])
 BOARD = Scoreboard(MADE, FOUND)
-STYLES = variant_styles(BOARD.names())
 
 
 def marks(figure: Figure, view: int = 0, panel: int = 0) -> list[dict]:
@@ -33,7 +31,7 @@ def marks(figure: Figure, view: int = 0, panel: int = 0) -> list[dict]:
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_deviation() -> None:
-    line = next(m for m in marks(learning_curves(BOARD, STYLES)) if m["v"] == 0)
+    line = next(m for m in marks(learning_curves(BOARD)) if m["v"] == 0)
     assert line["x"] == list(range(13))
     at_five = [
         100 * epoch.test_accuracy
@@ -53,12 +51,12 @@ def test_an_epoch_that_one_seed_lacks_is_left_out() -> None:
     epochs[5] = replace(epochs[5], test_accuracy=math.nan)
     del epochs[7]
     found = {**FOUND, run: replace(FOUND[run], epochs=tuple(epochs))}
-    line = next(m for m in marks(learning_curves(Scoreboard(MADE, found), STYLES)) if m["v"] == 0)
+    line = next(m for m in marks(learning_curves(Scoreboard(MADE, found))) if m["v"] == 0)
     assert line["x"] == [0, 1, 2, 3, 4, 6, 8, 9, 10, 11, 12]
 
 
 def test_a_run_that_diverged_is_drawn_apart() -> None:
-    own = [m for m in marks(learning_curves(BOARD, STYLES)) if m["v"] == 1]
+    own = [m for m in marks(learning_curves(BOARD)) if m["v"] == 1]
     assert [m["k"] for m in own] == ["line", "ended"]
     assert max(own[1]["x"]) == 4
     assert max(own[0]["x"]) == 12
@@ -66,12 +64,12 @@ def test_a_run_that_diverged_is_drawn_apart() -> None:
 
 def test_not_all_of_many_that_diverged_are_drawn() -> None:
     found = sample.results(MADE, diverged=[("bcn", seed) for seed in MADE.seeds])
-    own = [m for m in marks(learning_curves(Scoreboard(MADE, found), STYLES)) if m["v"] == 1]
+    own = [m for m in marks(learning_curves(Scoreboard(MADE, found))) if m["v"] == 1]
     assert [m["k"] for m in own] == ["ended"] * DIVERGED_SHOWN
 
 
 def test_what_was_not_measured_has_no_view() -> None:
-    titles = [view.title for view in learning_curves(BOARD, STYLES).without_empty().views]
+    titles = [view.title for view in learning_curves(BOARD).without_empty().views]
     assert "Test accuracy (%)" in titles
     assert "Validation accuracy (%)" not in titles  # the sample has no validation set
 
@@ -86,7 +84,7 @@ def test_long_trainings_are_thinned() -> None:
 
 
 def test_paired_differences_are_those_of_the_seeds() -> None:
-    mark = marks(paired_differences(BOARD, sample.comparisons(MADE, FOUND), STYLES))[0]
+    mark = marks(paired_differences(BOARD, sample.comparisons(MADE, FOUND)))[0]
     ours, theirs = BOARD.get("bcn", MADE.cells()[0]), BOARD.baseline(MADE.cells()[0])
     seeds = [each[0] for each in mark["both"]]
     assert seeds == [1, 2, 3, 5]  # 4 diverged
@@ -105,7 +103,7 @@ def test_differences_of_error_are_turned_round() -> None:
 
 
 def test_an_axis_of_batch_sizes_is_logarithmic() -> None:
-    figure = scores_over_axes(BOARD, STYLES)[0]
+    figure = scores_over_axes(BOARD)[0]
     axis = figure.views[0].panels[0].layout["xaxis"]
     assert (axis["type"], axis["tickvals"]) == ("log", [2, 64])
     assert [m["x"] for m in marks(figure)] == [[2, 64], [2, 64]]
@@ -114,20 +112,20 @@ def test_an_axis_of_batch_sizes_is_logarithmic() -> None:
 def test_names_are_an_axis_where_there_are_no_numbers() -> None:
     made = sample.experiment(("bn", "gn"), {"model.name": ("timm:a", "timm:b")})
     board = Scoreboard(made, sample.results(made))
-    figure = scores_over_axes(board, STYLES | variant_styles(["bn", "gn"]))[0]
+    figure = scores_over_axes(board)[0]
     assert figure.views[0].panels[0].layout["xaxis"]["type"] == "category"
     assert marks(figure)[0]["x"] == ["a", "b"]
 
 
 def test_published_numbers_are_a_view_of_their_own() -> None:
     made = sample.published(MADE, ["bn"])
-    figure = scores_over_axes(Scoreboard(made, FOUND), STYLES)[0]
+    figure = scores_over_axes(Scoreboard(made, FOUND))[0]
     assert {m["k"] for m in marks(figure, view=0)} == {"points"}
     assert {m["k"] for m in marks(figure, view=1)} == {"points", "published"}
 
 
 def test_a_measure_of_layers_is_shown_over_depth() -> None:
-    figures = {figure.id: figure for figure in watched_measures(BOARD, STYLES)}
+    figures = {figure.id: figure for figure in watched_measures(BOARD)}
     assert set(figures) == {"watched-condensation", "watched-esm_std"}
     depth = marks(figures["watched-esm_std"])[0]
     assert depth["x"] == list(range(1, 10))
@@ -152,9 +150,7 @@ def test_a_disturbance_is_shown_over_its_size() -> None:
         for run, result in FOUND.items()
     }
     figure = next(
-        f
-        for f in watched_measures(Scoreboard(MADE, found), STYLES)
-        if f.id == "watched-disturbance"
+        f for f in watched_measures(Scoreboard(MADE, found)) if f.id == "watched-disturbance"
     )
     assert marks(figure)[0]["x"] == [0, 0.1, 0.2, 0.3, 0.4, 0.5]
     assert marks(figure)[0]["y"] == values
@@ -162,7 +158,7 @@ def test_a_disturbance_is_shown_over_its_size() -> None:
 
 
 def test_time_against_score() -> None:
-    dots = marks(time_trade_off(BOARD, STYLES))
+    dots = marks(time_trade_off(BOARD))
     assert [m["x"] for m in dots] == [[2.4], [3.12]]
 
 
@@ -203,9 +199,7 @@ def test_layers_without_a_measure_leave_no_gap() -> None:
         )
         for run, result in FOUND.items()
     }
-    (figure,) = (
-        f for f in watched_measures(Scoreboard(MADE, found), STYLES) if f.id == "watched-esm_std"
-    )
+    (figure,) = (f for f in watched_measures(Scoreboard(MADE, found)) if f.id == "watched-esm_std")
     depth = marks(figure)[0]
     assert depth["x"] == [2, 4]
     assert depth["y"] == [0.1, 0.2]
@@ -216,7 +210,7 @@ def test_few_epochs_have_whole_ticks() -> None:
     for epochs, ticks in ((2, 1), (30, None)):
         made = sample.experiment(("bn", "bcn"), epochs=epochs)
         board = Scoreboard(made, sample.results(made))
-        made_up = [learning_curves(board, STYLES), *watched_measures(board, STYLES)]
+        made_up = [learning_curves(board), *watched_measures(board)]
         figures = [kept for figure in made_up if (kept := figure.without_empty()) is not None]
         over = [p.layout for f in figures for v in f.views for p in v.panels]
         axes = [each["xaxis"] for each in over if each["xaxis"]["title"]["text"] == "epoch"]
@@ -225,12 +219,12 @@ def test_few_epochs_have_whole_ticks() -> None:
 
 
 def test_only_what_is_in_the_chart_is_explained() -> None:
-    assert "diverged" in learning_curves(BOARD, STYLES).about
+    assert "diverged" in learning_curves(BOARD).about
     short = sample.experiment(("bn", "bcn"), epochs=3)
-    plain = learning_curves(Scoreboard(short, sample.results(short)), STYLES).about
+    plain = learning_curves(Scoreboard(short, sample.results(short))).about
     assert "diverged" not in plain
     assert "double click" not in plain
-    assert "double click" in learning_curves(BOARD, STYLES).about
+    assert "double click" in learning_curves(BOARD).about
 
 
 def test_a_variant_without_a_measure_is_named() -> None:
@@ -243,8 +237,6 @@ def test_a_variant_without_a_measure_is_named() -> None:
         else each
         for run, each in FOUND.items()
     }
-    figures = {
-        figure.id: figure.about for figure in watched_measures(Scoreboard(MADE, found), STYLES)
-    }
+    figures = {figure.id: figure.about for figure in watched_measures(Scoreboard(MADE, found))}
     assert figures["watched-esm_std"].endswith("Nothing to measure: bcn.")
     assert "Nothing to measure" not in figures["watched-condensation"]

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from lab.report import sample
-from normkit.lab.report.figures import variant_styles
 from normkit.lab.report.scores import Scoreboard
 from normkit.lab.report.tables import agreement, published_rows
 
@@ -41,7 +40,7 @@ def test_a_row_has_the_verdict_of_its_cell() -> None:
         replace(c, verdict="worse" if (c.variant, c.cell) == ("gn", first) else "better")
         for c in sample.comparisons(made, found)
     ]
-    rows = published_rows(board, compared, variant_styles(board.names()))
+    rows = published_rows(board, compared)
     said = {(row.style.name, row.published.cell == first): row.agree for row in rows}
     assert said["gn", True] == "no"
     assert said["gn", False] == said["bgn", True] == "yes"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from normkit.lab.statistics import interval
-from normkit.lab.statistics.intervals import _resampled_mean, bca
+from normkit.lab.statistics.paired import _resampled_mean, bca
 
 FIVE = [-1.2, -0.4, 0.1, 0.3, 1.2]
 

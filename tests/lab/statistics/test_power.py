@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from normkit.lab.statistics import more_seeds, paired_t, tost
-from normkit.lab.statistics.power import _fewest, _power
+from normkit.lab.statistics.paired import _fewest, _power
 
 
 def of(mean: float, std: float, count: int) -> list[float]:

@@ -36,18 +36,17 @@ def latex(
         for c in comparisons
         if (c.verdict == "better" if corrected else c.p_better <= LEVEL)  # NaN is not
     }
-    metric = Metric(experiment.metric)
     width = len(table.columns)
     lines = [
         f"% Made by normkit {__version__} from {counted(board.counts['finished'], 'result')}; "
         "needs \\usepackage{booktabs}.",
         r"\begin{table}[t]",
         r"  \centering",
-        f"  \\caption{{{_caption(board, metric, corrected)}}}",
+        f"  \\caption{{{_caption(board, corrected)}}}",
         f"  \\label{{tab:{latex_label(experiment.name)}}}",
         f"  \\begin{{tabular}}{{l{'c' * width}}}",
         r"    \toprule",
-        *_head(table, metric),
+        *_head(table, board.metric),
         r"    \midrule",
     ]
     for place, group in enumerate(table.groups):
@@ -56,12 +55,12 @@ def latex(
                 lines.append(r"    \midrule")
             title = escape_latex(cell_words(group))
             lines.append(f"    \\multicolumn{{{width + 1}}}{{l}}{{\\emph{{{title}}}}} \\\\")
-        lines += _rows(board, table, group, better, metric)
+        lines += _rows(board, table, group, better)
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
-def _caption(board: Scoreboard, metric: Metric, corrected: bool) -> str:
+def _caption(board: Scoreboard, corrected: bool) -> str:
     experiment = board.experiment
     title = experiment.title or experiment.name
     baseline = escape_latex(experiment.baseline)
@@ -70,9 +69,9 @@ def _caption(board: Scoreboard, metric: Metric, corrected: bool) -> str:
     seeds = ("up to " if unfinished else "") + counted(len(experiment.seeds), "seed")
     rule = " after Holm's correction" if corrected else ", not corrected"
     caption = (
-        f"{escape_latex(title)}{stop} {escape_latex(metric.title)}, mean $\\pm$ standard deviation "
-        f"over {seeds}. Bold: significantly better than {baseline} (one-sided "
-        f"paired $t$-test, $p \\le {LEVEL}${rule}). Underlined: best of its column."
+        f"{escape_latex(title)}{stop} {escape_latex(board.metric.title)}, mean $\\pm$ standard "
+        f"deviation over {seeds}. Bold: significantly better than {baseline} (one-sided paired "
+        f"$t$-test, $p \\le {LEVEL}${rule}). Underlined: best of its column."
     )
     if board.counts["diverged"]:
         caption += r" $^\dagger$: so many seeds diverged; the mean is over the others."
@@ -91,14 +90,10 @@ def _head(table: Arrangement, metric: Metric) -> list[str]:
 
 
 def _rows(
-    board: Scoreboard,
-    table: Arrangement,
-    group: Cell,
-    better: set[tuple[str, Cell]],
-    metric: Metric,
+    board: Scoreboard, table: Arrangement, group: Cell, better: set[tuple[str, Cell]]
 ) -> list[str]:
     cells = [table.cell(group, column) for column in table.columns]
-    best = {cell: _best(board, cell, metric) for cell in cells if cell is not None}
+    best = {cell: _best(board, cell) for cell in cells if cell is not None}
     rows = []
     for name in board.names():
         row = [None if cell is None else board.get(name, cell) for cell in cells]
@@ -108,7 +103,7 @@ def _rows(
                 if scores is None
                 else _entry(
                     scores,
-                    metric,
+                    board.metric,
                     bold=(name, scores.variant.cell) in better,
                     best=best[scores.variant.cell],
                 )
@@ -118,12 +113,12 @@ def _rows(
     return rows
 
 
-def _best(board: Scoreboard, cell: Cell, metric: Metric) -> str | None:
+def _best(board: Scoreboard, cell: Cell) -> str | None:
     """The best mean of a column as it is printed, so that equal numbers are underlined alike."""
     means = [s.mean for s in board.in_cell(cell) if s.mean is not None and not s.diverged]
     if not means:
         return None
-    return metric.plain(max(means) if board.experiment.higher_is_better else min(means))
+    return board.metric.plain(max(means) if board.experiment.higher_is_better else min(means))
 
 
 def _entry(scores: Scores, metric: Metric, *, bold: bool, best: str | None) -> str:
@@ -137,7 +132,7 @@ def _entry(scores: Scores, metric: Metric, *, bold: bool, best: str | None) -> s
     return f"{math}$^{{\\dagger {lost}}}$" if lost else math
 
 
-SPECIAL = {
+CHARACTERS = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
     "}": r"\}",
@@ -157,8 +152,6 @@ SPECIAL = {
     "[": "{[}",
     "]": "{]}",
     "*": "{*}",
-}
-SIGNS = {
     "−": "$-$",
     "–": r"\textendash{}",
     "—": r"\textemdash{}",
@@ -182,9 +175,9 @@ SIGNS = {
     "ς": r"$\varsigma$",
     "ο": "o",
     "Ο": "O",
+    # Greek letters that have no command of their own because they look like Latin ones
+    **dict(zip("ΑΒΕΖΗΙΚΜΝΡΤΧ", "ABEZHIKMNPTX", strict=True)),
 }
-# Greek letters that have no command of their own because they look like Latin ones
-LATIN = dict(zip("ΑΒΕΖΗΙΚΜΝΡΤΧ", "ABEZHIKMNPTX", strict=True))
 
 
 def escape_latex(text: str) -> str:
@@ -198,12 +191,8 @@ def escape_latex(text: str) -> str:
 
 
 def _character(one: str) -> str:
-    if one in SPECIAL:
-        return SPECIAL[one]
-    if one in SIGNS:
-        return SIGNS[one]
-    if one in LATIN:
-        return LATIN[one]
+    if one in CHARACTERS:
+        return CHARACTERS[one]
     if one.isascii():
         return one if one.isprintable() else ""
     name = unicodedata.name(one, "")

@@ -9,7 +9,7 @@ from normkit.core.messages import counted
 from normkit.lab.experiment import Cell
 from normkit.lab.report.scores import VERDICTS, Scoreboard, Scores, ranked, verdict_of
 from normkit.lab.report.tables import environments
-from normkit.lab.report.words import Metric, at
+from normkit.lab.report.words import at
 from normkit.lab.results import DIVERGED, Comparison
 from normkit.lab.statistics import ALPHA
 from normkit.reporting.text import is_finite, listed, rough
@@ -58,8 +58,7 @@ class Answer:
 
 
 def answer(board: Scoreboard, comparisons: Sequence[Comparison]) -> Answer:
-    metric = Metric(board.experiment.metric)
-    lead, tone = _lead(board, comparisons, metric)
+    lead, tone = _lead(board, comparisons)
     if not board.counts["finished"] or len(comparisons) < 2:
         return Answer(lead, tone)  # which has said it
     if len(board.cells) > MANY:
@@ -67,7 +66,7 @@ def answer(board: Scoreboard, comparisons: Sequence[Comparison]) -> Answer:
     groups = []
     for cell in board.cells:
         statements = tuple(
-            Statement(verdict_of(c), c.variant, _numbers(c, metric, board), _sentence(c, board))
+            Statement(verdict_of(c), c.variant, _numbers(c, board), _sentence(c, board))
             for c in ranked([c for c in comparisons if c.cell == cell])
         )
         if statements:
@@ -94,7 +93,7 @@ def _tallies(comparisons: Sequence[Comparison]) -> tuple[VerdictCounts, ...]:
     return tuple(sorted(tallies, key=rank))
 
 
-def _lead(board: Scoreboard, comparisons: Sequence[Comparison], metric: Metric) -> tuple[str, str]:
+def _lead(board: Scoreboard, comparisons: Sequence[Comparison]) -> tuple[str, str]:
     """The sentence with which a page begins, and the verdict that gives the page its colour."""
     base = board.experiment.baseline
     if not board.counts["finished"]:
@@ -127,13 +126,13 @@ def _lead(board: Scoreboard, comparisons: Sequence[Comparison], metric: Metric) 
     nearest = ""
     if near:
         c = min(near, key=lambda each: each.p_better)
-        nearest = f" Nearest to it is {c.variant}{at(c.cell)}: {_numbers(c, metric, board)}."
+        nearest = f" Nearest to it is {c.variant}{at(c.cell)}: {_numbers(c, board)}."
     return f"Nothing was shown to be better than {base}.{nearest}", "not shown"
 
 
 def _sentence(c: Comparison, board: Scoreboard, where: bool = False) -> str:
     """bcn is better than bn at 2 samples a worker: +3.1 points, 95 % interval 2.2 to 4.0, …"""
-    metric = Metric(board.experiment.metric)
+    metric = board.metric
     if not c.pairs:
         verb = f"cannot be compared with {c.baseline}"
     elif c.verdict in ("better", "worse"):
@@ -144,16 +143,16 @@ def _sentence(c: Comparison, board: Scoreboard, where: bool = False) -> str:
     else:
         verb = f"is not shown to differ from {c.baseline}"
     place = at(c.cell) if where else ""
-    return f"{c.variant} {verb}{place}: {_numbers(c, metric, board)}."
+    return f"{c.variant} {verb}{place}: {_numbers(c, board)}."
 
 
-def _numbers(c: Comparison, metric: Metric, board: Scoreboard) -> str:
+def _numbers(c: Comparison, board: Scoreboard) -> str:
     """+3.1 points, 95 % interval 2.2 to 4.0, 5 seeds; and what is to be said about the seeds."""
     text = "no seed was finished by both"
     if c.pairs:
-        text = metric.difference(c.difference, c.low, c.high)
+        text = board.metric.difference(c.difference, c.low, c.high)
         if is_finite(c.low) and is_finite(c.high):
-            text += f", 95 % interval {metric.between(c.low, c.high)}"
+            text += f", 95 % interval {board.metric.between(c.low, c.high)}"
         text += f", {counted(c.pairs, 'seed')}"
     if c.verdict == "not shown":
         if c.pairs == 1:

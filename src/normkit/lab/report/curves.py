@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from normkit.diagnosis.disturbance import DELTAS
@@ -24,7 +24,6 @@ from normkit.lab.report.words import Metric, cell_words
 from normkit.lab.results import DIVERGED, Epoch, Result
 from normkit.reporting.text import is_finite, listed
 
-Styles = Mapping[str, VariantStyle]
 EpochValue = Callable[[Epoch], float | None]
 POINTS = 20_000  # of all curves of a page: it has to stay small
 FEWEST, MOST = 15, 200  # of one curve
@@ -102,12 +101,12 @@ MEASURES = {
 }
 
 
-def learning_curves(board: Scoreboard, styles: Styles) -> Figure:
+def learning_curves(board: Scoreboard) -> Figure:
     """The mean over seeds, with a band of one standard deviation."""
-    shown = quantities(Metric(board.experiment.metric))
+    shown = quantities(board.metric)
     most = points_each(len(shown) * len(list(board)))
     views = tuple(
-        View(each.title, tuple(_panel(board, cell, styles, each, most) for cell in board.cells))
+        View(each.title, tuple(_panel(board, cell, each, most) for cell in board.cells))
         for each in shown
     )
     about = "Mean over the seeds that finished; the band is one standard deviation over seeds."
@@ -149,10 +148,10 @@ def points_each(count: int) -> int:
     return min(max(POINTS // max(count, 1), FEWEST), MOST)
 
 
-def _panel(board: Scoreboard, cell: Cell, styles: Styles, quantity: Quantity, most: int) -> Panel:
+def _panel(board: Scoreboard, cell: Cell, quantity: Quantity, most: int) -> Panel:
     marks: list[Mark] = []
     for scores in board.in_cell(cell):
-        style = styles[scores.variant.name]
+        style = board.styles[scores.variant.name]
         marks += _curve_marks(scores, style, quantity.of, most, timed=quantity.timed)
     y: dict[str, Any] = axis(quantity.title.removesuffix(", over time"))
     if quantity.logarithmic:
@@ -232,7 +231,7 @@ def _later_range(marks: Sequence[Mark]) -> list[float] | None:
     return [round(low - room, 4), round(high + room, 4)]
 
 
-def watched_measures(board: Scoreboard, styles: Styles) -> list[Figure]:
+def watched_measures(board: Scoreboard) -> list[Figure]:
     """A figure for each measure: over the epochs, and over the depth of the network."""
     names: dict[str, bool] = {}  # and whether it is a list: one value a layer
     for scores in board:
@@ -241,10 +240,10 @@ def watched_measures(board: Scoreboard, styles: Styles) -> list[Figure]:
                 for name, value in epoch.measures.items():
                     names[name] = names.get(name, False) or isinstance(value, (list, tuple))
     most = points_each(4 * len(names) * len(list(board)))
-    return [_watched(board, styles, name, deep, most) for name, deep in names.items()]
+    return [_watched(board, name, deep, most) for name, deep in names.items()]
 
 
-def _watched(board: Scoreboard, styles: Styles, name: str, deep: bool, most: int) -> Figure:
+def _watched(board: Scoreboard, name: str, deep: bool, most: int) -> Figure:
     words = name.replace("_", " ").replace(".", " ")
     other = WatchedMeasure(words[:1].upper() + words[1:], "As measured in training.")
     shown = MEASURES.get(name, other)
@@ -261,7 +260,7 @@ def _watched(board: Scoreboard, styles: Styles, name: str, deep: bool, most: int
     if deep:
         panels = []
         for cell in board.cells:
-            marks = _depth_marks(board, styles, name, shown, cell)
+            marks = _depth_marks(board, name, shown, cell)
             longest = max((max(each["x"]) for each in marks), default=1)
             ticks = {} if shown.over else {"tick0": 1, "dtick": math.ceil(longest / TICKS)}
             panels.append(panel(cell, marks, axis(shown.entries, **ticks)))
@@ -272,7 +271,7 @@ def _watched(board: Scoreboard, styles: Styles, name: str, deep: bool, most: int
             marks = [
                 each
                 for scores in board.in_cell(cell)
-                for each in _curve_marks(scores, styles[scores.variant.name], value, most)
+                for each in _curve_marks(scores, board.styles[scores.variant.name], value, most)
             ]
             panels.append(panel(cell, marks, _epochs_axis(marks)))
         views.append(View("Over the epochs" + (", mean of all" if deep else ""), tuple(panels)))
@@ -297,9 +296,7 @@ def mean_number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and is_finite(value) else None
 
 
-def _depth_marks(
-    board: Scoreboard, styles: Styles, name: str, shown: WatchedMeasure, cell: Cell
-) -> list[Mark]:
+def _depth_marks(board: Scoreboard, name: str, shown: WatchedMeasure, cell: Cell) -> list[Mark]:
     """Over the depth of the network, or whatever the entries of a list are."""
     marks: list[Mark] = []
     for scores in board.in_cell(cell):
@@ -313,7 +310,7 @@ def _depth_marks(
         ]
         if points:
             places, mean, std = zip(*points, strict=True)
-            marks.append(mark("line", styles[scores.variant.name], places, mean, std))
+            marks.append(mark("line", board.styles[scores.variant.name], places, mean, std))
     return marks
 
 

@@ -12,10 +12,9 @@ from normkit.lab.experiment import Experiment
 from normkit.lab.report import tables, verdicts
 from normkit.lab.report.answer import answer, cautions
 from normkit.lab.report.curves import learning_curves, watched_measures
-from normkit.lab.report.figures import Figure, VariantStyle, plotly_text, variant_styles
+from normkit.lab.report.figures import Figure, plotly_text
 from normkit.lab.report.score_charts import paired_differences, scores_over_axes, time_trade_off
 from normkit.lab.report.scores import Scoreboard, verdict_of
-from normkit.lab.report.words import Metric
 from normkit.lab.results import Comparison, Result
 from normkit.reporting import plotly_script, render
 
@@ -60,8 +59,7 @@ def page(
 ) -> str:
     """The whole page as text."""
     board = Scoreboard(experiment, results)
-    styles = variant_styles(board.names())
-    figures = _figures(board, comparisons, styles)
+    figures = _figures(board, comparisons)
     scripts = [(TEMPLATES / "charts.js").read_text(encoding="utf-8")]
     if figures:
         scripts.insert(0, plotly_script(WHAT, "lab"))
@@ -75,41 +73,40 @@ def page(
         version=__version__,
         figures=figures,
         charts={
-            "styles": [[plotly_text(s.name), s.colour, s.dash, s.symbol] for s in styles.values()],
+            "styles": [
+                [plotly_text(s.name), s.colour, s.dash, s.symbol] for s in board.styles.values()
+            ],
             "figures": {figure.id: figure.plain() for figure in figures},
         },
-        **_texts_and_tables(board, comparisons, styles, failures or {}),
+        **_texts_and_tables(board, comparisons, failures or {}),
     )
 
 
 def _texts_and_tables(
-    board: Scoreboard,
-    comparisons: Sequence[Comparison],
-    styles: Mapping[str, VariantStyle],
-    failures: Mapping[str, str],
+    board: Scoreboard, comparisons: Sequence[Comparison], failures: Mapping[str, str]
 ) -> dict[str, Any]:
-    runs = tables.run_rows(board, styles, failures)
-    costs = tables.cost_rows(board, comparisons, styles)
+    runs = tables.run_rows(board, failures)
+    costs = tables.cost_rows(board, comparisons)
     started = board.counts["finished"] or failures
     return {
         "experiment": board.experiment,
-        "metric": Metric(board.experiment.metric),
+        "metric": board.metric,
         "counts": board.counts,
         "seconds": sum(result.seconds for result in board.all_results()),
         "answer": answer(board, comparisons),
         "cautions": cautions(board, comparisons, failures),
-        "styles": list(styles.values()),
+        "styles": list(board.styles.values()),
         "tones": TONES,
         "axes": verdicts.axis_heads(board),
-        "verdicts": verdicts.verdict_rows(board, comparisons, styles),
-        "map": verdicts.verdict_map(board, comparisons, styles),
+        "verdicts": verdicts.verdict_rows(board, comparisons),
+        "map": verdicts.verdict_map(board, comparisons),
         "symbols": verdicts.SYMBOLS,
         "verdict_of": verdict_of,
         "strength": verdicts.strengths(comparisons),
         "comparisons": comparisons,
         "costs": costs,
         "cost_heads": tables.cost_heads(costs),
-        "published": tables.published_rows(board, comparisons, styles),
+        "published": tables.published_rows(board, comparisons),
         "gaps": tables.missing_runs(board, failures) if started else [],
         "diverged": tables.diverged_runs(board),
         "runs": runs if len(runs) <= RUNS else [run for run in runs if run.state != "done"],
@@ -119,16 +116,14 @@ def _texts_and_tables(
     }
 
 
-def _figures(
-    board: Scoreboard, comparisons: Sequence[Comparison], styles: Mapping[str, VariantStyle]
-) -> list[Figure]:
+def _figures(board: Scoreboard, comparisons: Sequence[Comparison]) -> list[Figure]:
     if not board.counts["finished"]:
         return []
     figures = [
-        paired_differences(board, comparisons, styles),
-        *scores_over_axes(board, styles),
-        learning_curves(board, styles),
-        time_trade_off(board, styles),
-        *watched_measures(board, styles),
+        paired_differences(board, comparisons),
+        *scores_over_axes(board),
+        learning_curves(board),
+        time_trade_off(board),
+        *watched_measures(board),
     ]
     return [kept for figure in figures if (kept := figure.without_empty()) is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from normkit.lab.experiment import Cell
@@ -20,27 +20,24 @@ from normkit.lab.report.figures import (
     short_numbers,
 )
 from normkit.lab.report.scores import Arrangement, Scoreboard, arrange, average, is_numeric, ranked
-from normkit.lab.report.words import Metric, axis_words, cell_words, value_words
+from normkit.lab.report.words import axis_words, cell_words, value_words
 from normkit.lab.results import Comparison
 from normkit.reporting.text import is_finite
 
-Styles = Mapping[str, VariantStyle]
 ROW, FRAME = 34, 96  # pixels for each variant, and for what is around them
 SPREAD = 0.26  # how far the dots of the first and the last seed lie from the middle of a row
 WIDE = 8  # largest over smallest value, from which on an axis is logarithmic
 
 
-def paired_differences(
-    board: Scoreboard, comparisons: Sequence[Comparison], styles: Styles
-) -> Figure:
+def paired_differences(board: Scoreboard, comparisons: Sequence[Comparison]) -> Figure:
     """Differences from the baseline, seed by seed, with their intervals."""
-    metric = Metric(board.experiment.metric)
+    metric = board.metric
     panels = []
     for cell in board.cells:
         # plotly counts upwards, readers downwards
         rows = [c for c in reversed(ranked(comparisons)) if c.pairs and c.cell == cell]
-        marks = [_pairs(board, c, styles[c.variant], row) for row, c in enumerate(rows)]
-        layout = _pairs_layout(marks, [c.variant for c in rows], metric, board)
+        marks = [_pairs(board, c, row) for row, c in enumerate(rows)]
+        layout = _pairs_layout(marks, [c.variant for c in rows], board)
         panels.append(Panel(cell_words(cell), tuple(marks), layout, f"+.{metric.digits}f"))
     unit = "percentage points" if metric.percent else metric.words
     return Figure(
@@ -53,8 +50,8 @@ def paired_differences(
     )
 
 
-def _pairs(board: Scoreboard, c: Comparison, style: VariantStyle, row: int) -> Mark:
-    metric = Metric(board.experiment.metric)
+def _pairs(board: Scoreboard, c: Comparison, row: int) -> Mark:
+    metric = board.metric
     scores, base = board.get(c.variant, c.cell), board.baseline(c.cell)
     differences = {} if scores is None else board.differences(scores)
     count = len(differences)
@@ -68,7 +65,7 @@ def _pairs(board: Scoreboard, c: Comparison, style: VariantStyle, row: int) -> M
     bounded = is_finite(c.low) and is_finite(c.high)
     return mark(
         "pairs",
-        style,
+        board.styles[c.variant],
         [metric.scaled(value) for value in differences.values()],
         heights,
         row=row,
@@ -78,9 +75,8 @@ def _pairs(board: Scoreboard, c: Comparison, style: VariantStyle, row: int) -> M
     )
 
 
-def _pairs_layout(
-    marks: Sequence[Mark], names: Sequence[str], metric: Metric, board: Scoreboard
-) -> dict[str, Any]:
+def _pairs_layout(marks: Sequence[Mark], names: Sequence[str], board: Scoreboard) -> dict[str, Any]:
+    metric = board.metric
     strip = metric.scaled(board.experiment.equivalence)
     values = [0.0, *(x for each in marks for x in [*each["x"], *each["ends"]] if x is not None)]
     room = 0.06 * (max(values) - min(values)) or strip or 1.0
@@ -103,29 +99,27 @@ def _pairs_layout(
     }
 
 
-def scores_over_axes(board: Scoreboard, styles: Styles) -> list[Figure]:
+def scores_over_axes(board: Scoreboard) -> list[Figure]:
     """A figure for each axis of numbers; where there is none, for the axis of most names."""
     axes = {path: values for path, values in board.axes.items() if len(values) > 1}
     numeric = [path for path, values in axes.items() if is_numeric(values)]
     chosen = numeric or sorted(axes, key=lambda path: -len(axes[path]))[:1]
-    metric = Metric(board.experiment.metric)
+    metric = board.metric
     figures = []
     for path in chosen:
         table = arrange(board.cells, columns=path)
-        views = [View("Ours", _along(board, styles, table, published=False))]
+        views = [View("Ours", _along(board, table, published=False))]
         about = "Mean over seeds; the bars are one standard deviation."
         if board.experiment.published:
             about += " Dotted and hollow: published."
-            views.append(View("Ours and published", _along(board, styles, table, published=True)))
+            views.append(View("Ours and published", _along(board, table, published=True)))
         title = f"{metric.title.removesuffix(' (%)')} over {axis_words(path)}"
         figures.append(Figure(f"over-{path}", title, about, tuple(views)))
     return figures
 
 
-def _along(
-    board: Scoreboard, styles: Styles, table: Arrangement, *, published: bool
-) -> tuple[Panel, ...]:
-    metric = Metric(board.experiment.metric)
+def _along(board: Scoreboard, table: Arrangement, *, published: bool) -> tuple[Panel, ...]:
+    metric = board.metric
     layout = {
         "xaxis": _grid_axis(table.axis or "", table.columns),
         "yaxis": axis(metric.title),
@@ -135,10 +129,10 @@ def _along(
     panels = []
     for group in table.groups:
         marks: list[Mark] = []
-        for style in styles.values():
-            marks += _ours(board, style, table, group, metric)
+        for style in board.styles.values():
+            marks += _ours(board, style, table, group)
             if published:
-                marks += _published(board, style, table, group, metric)
+                marks += _published(board, style, table, group)
         panels.append(Panel(cell_words(group), tuple(marks), layout, f".{metric.digits}f"))
     return tuple(panels)
 
@@ -155,36 +149,34 @@ def _x(column: Any) -> Any:
     return column if is_numeric([column]) else value_words(column)
 
 
-def _ours(
-    board: Scoreboard, style: VariantStyle, table: Arrangement, group: Cell, metric: Metric
-) -> list[Mark]:
+def _ours(board: Scoreboard, style: VariantStyle, table: Arrangement, group: Cell) -> list[Mark]:
     x, y, std, seeds = [], [], [], []
     for column in table.columns:
         cell = table.cell(group, column)
         scores = None if cell is None else board.get(style.name, cell)
         if scores is not None and scores.mean is not None:
             x.append(_x(column))
-            y.append(metric.scaled(scores.mean))
-            std.append(metric.scaled(scores.std or 0.0))
+            y.append(board.metric.scaled(scores.mean))
+            std.append(board.metric.scaled(scores.std or 0.0))
             seeds.append(len(scores.by_seed))
     return [mark("points", style, x, y, std, n=seeds)] if x else []
 
 
 def _published(
-    board: Scoreboard, style: VariantStyle, table: Arrangement, group: Cell, metric: Metric
+    board: Scoreboard, style: VariantStyle, table: Arrangement, group: Cell
 ) -> list[Mark]:
     values = {(each.variant, each.cell): each.value for each in board.experiment.published}
     pairs = [
-        (_x(column), metric.scaled(values[style.name, cell]))
+        (_x(column), board.metric.scaled(values[style.name, cell]))
         for column in table.columns
         if (cell := table.cell(group, column)) is not None and (style.name, cell) in values
     ]
     return [mark("published", style, *map(list, zip(*pairs, strict=True)))] if pairs else []
 
 
-def time_trade_off(board: Scoreboard, styles: Styles) -> Figure:
+def time_trade_off(board: Scoreboard) -> Figure:
     """What a variant's score costs in training time."""
-    metric = Metric(board.experiment.metric)
+    metric = board.metric
     layout = {
         "xaxis": axis("seconds of training", rangemode="tozero"),
         "yaxis": axis(metric.title),
@@ -198,7 +190,7 @@ def time_trade_off(board: Scoreboard, styles: Styles) -> Figure:
             seconds = average([result.seconds for result in scores.done])
             if scores.mean is not None and seconds:
                 mean, std = [metric.scaled(scores.mean)], [metric.scaled(scores.std or 0.0)]
-                style, seeds = styles[scores.variant.name], [len(scores.by_seed)]
+                style, seeds = board.styles[scores.variant.name], [len(scores.by_seed)]
                 marks.append(mark("dot", style, [seconds], mean, std, n=seeds))
         panels.append(Panel(cell_words(cell), tuple(marks), layout, f".{metric.digits}f"))
     better = "Up" if board.experiment.higher_is_better else "Down"

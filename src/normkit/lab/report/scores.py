@@ -11,7 +11,8 @@ from typing import Any
 
 from normkit.errors import UnknownName, nearest
 from normkit.lab.experiment import Cell, Experiment, Run, Variant
-from normkit.lab.report.words import axis_words, value_words
+from normkit.lab.report.figures import VariantStyle, variant_styles
+from normkit.lab.report.words import Metric, axis_words, value_words
 from normkit.lab.results import DIVERGED, DONE, Comparison, Result
 from normkit.reporting.text import is_finite
 
@@ -57,10 +58,11 @@ class Scores:
 
 
 class Scoreboard:
-    """The scores of all variants in all cells."""
+    """The scores of all variants in all cells, and how variants and scores are shown."""
 
     def __init__(self, experiment: Experiment, results: Mapping[str, Result]) -> None:
         self.experiment = experiment
+        self.metric = Metric(experiment.metric)
         self.cells = experiment.cells()
         self.axes = axes_of(self.cells)
         self._scores: dict[tuple[str, Cell], Scores] = {}
@@ -85,6 +87,10 @@ class Scoreboard:
         names = dict.fromkeys([self.experiment.baseline])
         names.update(dict.fromkeys(name for name, _ in self._scores))
         return list(names)
+
+    @cached_property
+    def styles(self) -> dict[str, VariantStyle]:
+        return variant_styles(self.names())
 
     def in_cell(self, cell: Cell) -> list[Scores]:
         scores = (self.get(name, cell) for name in self.names())

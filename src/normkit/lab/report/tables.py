@@ -80,9 +80,7 @@ def cost_heads(rows: Sequence[CostRow]) -> list[tuple[int, str]]:
     ]
 
 
-def cost_rows(
-    board: Scoreboard, comparisons: Sequence[Comparison], styles: Mapping[str, VariantStyle]
-) -> list[CostRow]:
+def cost_rows(board: Scoreboard, comparisons: Sequence[Comparison]) -> list[CostRow]:
     """One row for each variant in each cell that has results."""
     compared = {(c.variant, c.cell): c for c in comparisons}
     in_order = [scores for cell in board.cells for scores in board.in_cell(cell)]
@@ -106,7 +104,7 @@ def cost_rows(
             for value, other, top, (_, _, show) in zip(values, usual, most, COSTS, strict=True)
         ]
         amounts += _reached(compared.get((name, cell)), base, own=own)
-        rows.append(CostRow(styles[name], board.grid_values(cell), tuple(amounts)))
+        rows.append(CostRow(board.styles[name], board.grid_values(cell), tuple(amounts)))
     return rows
 
 
@@ -162,9 +160,7 @@ class PublishedRow:
     agree: str  # yes, no, or that ours is not shown
 
 
-def published_rows(
-    board: Scoreboard, comparisons: Sequence[Comparison], styles: Mapping[str, VariantStyle]
-) -> list[PublishedRow]:
+def published_rows(board: Scoreboard, comparisons: Sequence[Comparison]) -> list[PublishedRow]:
     """Numbers that papers print, beside ours."""
     experiment = board.experiment
     sign = 1 if experiment.higher_is_better else -1
@@ -172,7 +168,7 @@ def published_rows(
     verdicts = {(c.variant, c.cell): verdict_of(c) for c in comparisons if c.pairs or c.diverged}
     rows = []
     for each in experiment.published:
-        if each.variant not in styles:  # not part of this scale
+        if each.variant not in board.styles:  # not part of this scale
             continue
         ours = board.get(each.variant, each.cell)
         base = values.get((experiment.baseline, each.cell))
@@ -182,7 +178,7 @@ def published_rows(
         verdict = verdicts.get((each.variant, each.cell), "")
         rows.append(
             PublishedRow(
-                styles[each.variant],
+                board.styles[each.variant],
                 board.grid_values(each.cell),
                 each,
                 ours,
@@ -223,12 +219,10 @@ class RunRow:
     note: str
 
 
-def run_rows(
-    board: Scoreboard, styles: Mapping[str, VariantStyle], failures: Mapping[str, str]
-) -> list[RunRow]:
+def run_rows(board: Scoreboard, failures: Mapping[str, str]) -> list[RunRow]:
     rows = []
     for scores in board:
-        style = styles[scores.variant.name]
+        style = board.styles[scores.variant.name]
         grid_values = board.grid_values(scores.variant.cell)
         for seed, run in scores.runs.items():
             result = scores.results.get(seed)

@@ -10,7 +10,6 @@ from normkit.core.optional_dependencies import require
 from normkit.lab.experiment import Experiment
 from normkit.lab.report import verdicts
 from normkit.lab.report.answer import answer, cautions
-from normkit.lab.report.figures import variant_styles
 from normkit.lab.report.scores import Scoreboard
 from normkit.lab.report.words import Metric
 from normkit.lab.results import Comparison, Result
@@ -46,17 +45,13 @@ def print_verdicts(
     console.print(text(answer(board, comparisons).lead, style="bold"))
     if board.counts["finished"]:
         wide = console.width >= WIDE
-        console.print(verdict_table(experiment, results, comparisons, wide=wide))
+        console.print(verdict_table(board, comparisons, wide=wide))
     for caution in cautions(board, comparisons):
         console.print(text(f"! {caution}", style="yellow"))
 
 
 def verdict_table(
-    experiment: Experiment,
-    results: Mapping[str, Result],
-    comparisons: Sequence[Comparison],
-    *,
-    wide: bool = True,
+    board: Scoreboard, comparisons: Sequence[Comparison], *, wide: bool = True
 ) -> Table:
     """A rich table; names are texts, so that nothing a user typed is read as markup.
 
@@ -65,8 +60,7 @@ def verdict_table(
     rich_table = require("rich.table", "cli", WHAT)
     text = require("rich.text", "cli", WHAT).Text
     box = require("rich.box", "cli", WHAT)
-    board = Scoreboard(experiment, results)
-    metric = Metric(experiment.metric)
+    metric = board.metric
     table: Table = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     axes = verdicts.axis_heads(board)
     for axis in axes:
@@ -80,7 +74,7 @@ def verdict_table(
     table.add_column("seeds", justify="right")
     table.add_column("verdict", min_width=11)
     last = None
-    for row in verdicts.verdict_rows(board, comparisons, variant_styles(board.names())):
+    for row in verdicts.verdict_rows(board, comparisons):
         if last is not None and row.grid_values != last:
             table.add_section()
         place = ["" if row.grid_values == last else word for _, word in row.grid_values]

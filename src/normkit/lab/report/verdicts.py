@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from normkit.core.messages import counted
@@ -17,7 +17,7 @@ from normkit.lab.report.scores import (
     ranked,
     verdict_of,
 )
-from normkit.lab.report.words import Metric, axis_words, cell_words
+from normkit.lab.report.words import axis_words, cell_words
 from normkit.lab.results import Comparison
 from normkit.reporting.charts import ForestRow, forest_row, forest_scale
 from normkit.reporting.text import is_finite, rough
@@ -56,11 +56,8 @@ def axis_heads(board: Scoreboard) -> list[str]:
     return [axis_words(path) for path in board.axes]
 
 
-def verdict_rows(
-    board: Scoreboard, comparisons: Sequence[Comparison], styles: Mapping[str, VariantStyle]
-) -> list[VerdictRow]:
+def verdict_rows(board: Scoreboard, comparisons: Sequence[Comparison]) -> list[VerdictRow]:
     """Cell by cell: the baseline, then the others from the best to the worst."""
-    metric = Metric(board.experiment.metric)
     differences = {
         (c.variant, c.cell): board.differences(scores)
         for c in comparisons
@@ -75,13 +72,15 @@ def verdict_rows(
         grid_values = board.grid_values(cell)
         base = board.baseline(cell)
         if base is not None:
-            rows.append(VerdictRow(styles[base.variant.name], grid_values, BASELINE, base))
+            rows.append(VerdictRow(board.styles[base.variant.name], grid_values, BASELINE, base))
         for c in ranked([c for c in comparisons if c.cell == cell]):
             scores = board.get(c.variant, cell)
             if scores is None:
                 continue
             by_seed = differences[c.variant, cell]
-            seeds = (f"seed {seed}: {metric.plain(v, sign=True)}" for seed, v in by_seed.items())
+            seeds = (
+                f"seed {seed}: {board.metric.plain(v, sign=True)}" for seed, v in by_seed.items()
+            )
             forest = forest_row(
                 list(by_seed.values()),
                 c.difference,
@@ -90,7 +89,7 @@ def verdict_rows(
                 margin=board.experiment.equivalence,
                 label=", ".join(seeds) or "no seed was finished by both",
             )
-            style = styles[c.variant]
+            style = board.styles[c.variant]
             rows.append(VerdictRow(style, grid_values, verdict_of(c), scores, c, forest))
     return rows
 
@@ -108,9 +107,7 @@ class VerdictMap:
         return all(title and len(lines) == 1 for title, lines in self.groups)
 
 
-def verdict_map(
-    board: Scoreboard, comparisons: Sequence[Comparison], styles: Mapping[str, VariantStyle]
-) -> VerdictMap | None:
+def verdict_map(board: Scoreboard, comparisons: Sequence[Comparison]) -> VerdictMap | None:
     """None where there is but one cell, which the table shows better."""
     if len(board.cells) < 2 or not any(c.pairs for c in comparisons):
         return None
@@ -124,7 +121,7 @@ def verdict_map(
     names = list(dict.fromkeys(c.variant for c in comparisons))
     groups = []
     for group in arrangement.groups:
-        lines = ((styles[name], line(name, group)) for name in names)
+        lines = ((board.styles[name], line(name, group)) for name in names)
         kept = tuple((style, each) for style, each in lines if any(c is not None for c in each))
         if kept:
             groups.append((cell_words(group), kept))

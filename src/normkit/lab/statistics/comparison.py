@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from normkit.errors import OptionError
 from normkit.lab.experiment import Experiment, Variant
 from normkit.lab.results import Comparison, Result, higher_is_better
-from normkit.lab.statistics.intervals import interval
-from normkit.lab.statistics.paired_tests import (
+from normkit.lab.statistics.paired import (
     ALPHA,
     NOT_SHOWN,
     effect,
     holm,
     holm_factors,
+    interval,
+    more_seeds,
     paired_t,
     sign_flip,
     tost,
     verdict,
 )
-from normkit.lab.statistics.power import more_seeds
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -32,10 +32,8 @@ class Process(Protocol):
     def wait(self) -> int: ...
 
 
-class Start(Protocol):
-    """Starts a worker: with its end of the pipe, the launcher's lock to hold, and a log."""
-
-    def __call__(self, end: int, lock: int, log: int) -> Process: ...
+# starts a worker: with its end of the pipe, the launcher's lock to hold, and a log
+Start = Callable[[int, int, int], Process]
 
 
 def spawn(end: int, lock: int, log: int) -> Process:

@@ -37,7 +37,6 @@ from normkit.lab.sweep.messages import (
 
 if TYPE_CHECKING:
     from normkit.lab.results import Result
-    from normkit.lab.train.training import Progress
 
 TRAINER = "normkit.lab.train"
 DATA_SETS = 2  # data sets that a worker keeps in memory
@@ -92,7 +91,7 @@ class JobRunner:
         given = {
             "device": self.device,
             "sets": self._load(jobs[0].run.setting.data),
-            "tell": self._tell,
+            "tell": lambda each: self.send(Progressed(each.run, each.epochs, each.record)),
             "stop": self.stop,
         }
         if len(jobs) == 1:
@@ -112,9 +111,6 @@ class JobRunner:
         """Told at once: what happens to the runs beside it can no longer lose it."""
         self.done.add(result.run)
         self.send(Finished(result))
-
-    def _tell(self, progress: Progress) -> None:
-        self.send(Progressed(progress.run, progress.epochs, progress.record))
 
     def _load(self, data: Data) -> Any:
         """A data set, which the next runs will need too."""
