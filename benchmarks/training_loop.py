@@ -25,7 +25,7 @@ import torch
 from torch.nn import functional as F
 
 from normkit.core.atomic_write import write_text
-from normkit.core.cudnn import one_algorithm as repeatable
+from normkit.core.precision import deterministic_cudnn
 from normkit.errors import NormkitError
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train
@@ -83,7 +83,7 @@ def measured(asked: argparse.Namespace, sets: Any, device: torch.device) -> Iter
         setting = _setting(asked, norm)
 
         def ways(*made: Callable[[], Epoch]) -> list[float] | str:
-            with repeatable(not asked.fastest):
+            with deterministic_cudnn(not asked.fastest):
                 return timed(made, asked.epochs, device)
 
         def lab(many: int, capture: Any, setting: Setting = setting) -> Callable[[], Epoch]:

@@ -32,11 +32,11 @@ def read(path: Path) -> dict[str, Tensor]:
         except OptionError:
             raise
         except Exception as error:  # its error class is not a public name in all versions
-            raise OptionError(f"{path} is no safetensors file: {first_line(error)}.") from error
+            raise OptionError(f"{path} is not a safetensors file: {first_line(error)}.") from error
     try:
         # mapped, if it is of the form since torch 1.6: of a checkpoint with the state of an
         # optimizer only the weights are read
-        found = torch.load(
+        content = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except OSError:
@@ -46,19 +46,19 @@ def read(path: Path) -> dict[str, Tensor]:
             f"{path} cannot be read as weights alone, and other content might run code. Expected "
             "what torch.save(model.state_dict(), path) writes, or .safetensors."
         ) from error
-    return _state(found, path)
+    return _state(content, path)
 
 
-def _state(found: Any, path: Path) -> dict[str, Tensor]:
+def _state(content: Any, path: Path) -> dict[str, Tensor]:
     """The names and tensors in what was loaded."""
-    while isinstance(found, Mapping):
-        inner = [found[n] for n in NESTED if isinstance(found.get(n), Mapping) and found[n]]
+    while isinstance(content, Mapping):
+        inner = [content[n] for n in NESTED if isinstance(content.get(n), Mapping) and content[n]]
         if not inner:
             break
-        found = inner[0]
-    if not isinstance(found, Mapping) or not found:
-        raise OptionError(f"{path} holds a {type(found).__name__}, expected names and tensors.")
-    state = dict(found)
+        content = inner[0]
+    if not isinstance(content, Mapping) or not content:
+        raise OptionError(f"{path} holds a {type(content).__name__}, expected names and tensors.")
+    state = dict(content)
     while prefix := next((p for p in PREFIXES if all(str(n).startswith(p) for n in state)), None):
         state = {name.removeprefix(prefix): value for name, value in state.items()}
     return state
@@ -114,11 +114,11 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
-def _some(what: str, found: list[str]) -> list[str]:
-    if not found:
+def _some(what: str, names: list[str]) -> list[str]:
+    if not names:
         return []
-    more = ", …" if len(found) > SHOWN else ""
-    return [f"{len(found)} {what} ({', '.join(found[:SHOWN])}{more})"]
+    more = ", …" if len(names) > SHOWN else ""
+    return [f"{len(names)} {what} ({', '.join(names[:SHOWN])}{more})"]
 
 
 def writer(model: nn.Module, path: Path) -> Callable[[Path], None]:

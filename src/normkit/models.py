@@ -8,7 +8,7 @@ import inspect
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -29,32 +29,32 @@ def build(reference: str, **options: Any) -> nn.Module:
     """
     make, defaults = _constructor(reference)
     try:
-        made = make(**{**defaults, **options})
+        model = make(**{**defaults, **options})
     except NormkitError:
         raise
     except Exception as error:
         raise OptionError(
             f"{reference} could not be built: {type(error).__name__}: {first_line(error)}"
         ) from error
-    if not isinstance(made, nn.Module):
+    if not isinstance(model, nn.Module):
         raise OptionError(
-            f"{reference} gave a {type(made).__name__}, expected a torch.nn.Module. "
+            f"{reference} gave a {type(model).__name__}, expected a torch.nn.Module. "
             "Try a function that returns the model."
         )
-    return made
+    return model
 
 
 def code_for(reference: str, options: dict[str, Any]) -> tuple[str, str]:
     """The import and the expression with which a program builds the same model."""
     library, _, name = reference.partition(":")
     _, defaults = _constructor(reference)
-    said = "".join(f", {key}={value!r}" for key, value in {**defaults, **options}.items())
+    arguments = "".join(f", {key}={value!r}" for key, value in {**defaults, **options}.items())
     if library == "timm":
-        return "import timm", f"timm.create_model({name!r}{said})"
+        return "import timm", f"timm.create_model({name!r}{arguments})"
     if library == "torchvision":
-        return "import torchvision", f"torchvision.models.get_model({name!r}{said})"
-    made = operator.attrgetter(name)(importlib.import_module(library))
-    call = "" if isinstance(made, nn.Module) else f"({said.removeprefix(', ')})"
+        return "import torchvision", f"torchvision.models.get_model({name!r}{arguments})"
+    target = operator.attrgetter(name)(importlib.import_module(library))
+    call = "" if isinstance(target, nn.Module) else f"({arguments.removeprefix(', ')})"
     return f"import {library}", f"{library}.{name}{call}"
 
 
@@ -62,33 +62,31 @@ def names(library: str) -> list[str]:
     """The models that timm or torchvision can build."""
     if library == "timm":
         return list(require("timm", "models", "timm:NAME").list_models())
-    found = require("torchvision", "models", "torchvision:NAME").models.list_models()
-    return list(found)
+    return list(require("torchvision", "models", "torchvision:NAME").models.list_models())
 
 
 def _constructor(reference: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """What builds a model, and the options without which it would load weights from the net."""
     library, colon, name = reference.partition(":")
     if not (colon and library and name):
-        raise OptionError(f"{reference!r} is no model. Expected {FORMS}, such as timm:resnet50.")
+        raise OptionError(f"{reference!r} is not a model. Expected {FORMS}, such as timm:resnet50.")
     if library == "timm":
         timm = require("timm", "models", reference)
         # a pretrained tag may follow a dot: resnet50.a1_in1k
-        _known(name.partition(".")[0], names("timm"), "timm")
+        _check_name(name.partition(".")[0], names("timm"), "timm")
         return lambda **options: timm.create_model(name, **options), {}
     if library == "torchvision":
         models = require("torchvision", "models", reference).models
-        _known(name, names("torchvision"), "torchvision")
+        _check_name(name, names("torchvision"), "torchvision")
         builder = models.get_model_builder(name)
         weights = ("weights", "weights_backbone")
         return builder, {w: None for w in weights if w in inspect.signature(builder).parameters}
     return callable_of(library, name), {}
 
 
-def _known(name: str, known: Iterable[str], library: str) -> None:
-    known = list(known)
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=3)
+def _check_name(name: str, names: list[str], library: str) -> None:
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=3)
         hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
         listed = (
             f"{library}.list_models()" if library == "timm" else "torchvision.models.list_models()"
@@ -101,7 +99,7 @@ def callable_of(module: str, name: str) -> Callable[..., Any]:
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UnknownName(
             f"{module}:{name} was not found: {first_line(error)}. Expected {FORMS}; modules are "
@@ -114,19 +112,19 @@ def callable_of(module: str, name: str) -> Callable[..., Any]:
     finally:
         sys.path.remove(here)
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise UnknownName(f"{module} has no {name!r}. {nearest(part, _callables(found))}")
-        found = getattr(found, part)
-    if isinstance(found, nn.Module):
-        return lambda: found
-    if not callable(found):
-        raise OptionError(f"{module}:{name} is a {type(found).__name__}, expected a callable.")
-    return found
+        if not hasattr(target, part):
+            raise UnknownName(f"{module} has no {name!r}. {nearest(part, _callables(target))}")
+        target = getattr(target, part)
+    if isinstance(target, nn.Module):
+        return lambda: target
+    if not callable(target):
+        raise OptionError(f"{module}:{name} is a {type(target).__name__}, expected a callable.")
+    return target
 
 
 def _callables(owner: Any) -> list[str]:
     """What could have been meant: the callables that a module or class defines itself."""
-    own = [name for name, found in vars(owner).items() if callable(found) and name[:1] != "_"]
+    own = [name for name, value in vars(owner).items() if callable(value) and name[:1] != "_"]
     return own or ["nothing that can be called"]
 
 

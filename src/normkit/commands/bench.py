@@ -60,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
     device, dtype = torch.device(options.device), timing.DTYPES[options.dtype]
     spec = timing.InputSpec(options.shape, options.format, dtype, device)
     modules, refused = _contestants(names, spec)
-    compiled, remarks = {}, refused
+    compiled: dict[str, nn.Module] = {}
+    remarks = refused
     if options.compile or (options.compile is None and options.layers):
         compiled, reasons = _compile(modules, spec)
         remarks += reasons

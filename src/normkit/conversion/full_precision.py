@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normkit.core.cudnn import one_algorithm
+from normkit.core.precision import deterministic_cudnn
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def full_precision(*models: nn.Module) -> Iterator[None]:
     try:
         for product in products:
             product.fp32_precision = "ieee"
-        with one_algorithm():
+        with deterministic_cudnn():
             yield
     finally:
         for product, precision in zip(products, precisions, strict=True):

@@ -15,10 +15,10 @@ from normkit.errors import OptionError, nearest
 
 def positive(value: Any, option: str, owner: str) -> int:
     """A positive integer, of Python or of any library that has its own."""
-    found = 0 if isinstance(value, bool) or not hasattr(value, "__index__") else index(value)
-    if found < 1:
+    number = 0 if isinstance(value, bool) or not hasattr(value, "__index__") else index(value)
+    if number < 1:
         raise OptionError(f"{owner} expects {option} to be a positive integer, got {value!r}.")
-    return found
+    return number
 
 
 class Configured(nn.Module):
@@ -30,7 +30,7 @@ class Configured(nn.Module):
     @classmethod
     def options(cls) -> dict[str, inspect.Parameter]:
         """Every keyword option of the class, those of its bases included."""
-        found: dict[str, inspect.Parameter] = {}
+        result: dict[str, inspect.Parameter] = {}
         for ancestor in cls.__mro__:
             if ancestor is Configured:
                 break
@@ -39,8 +39,8 @@ class Configured(nn.Module):
                     vars(ancestor)["__init__"]
                 ).parameters.items():
                     if option.kind is inspect.Parameter.KEYWORD_ONLY:
-                        found.setdefault(name, option)
-        return {name: option for name, option in found.items() if name not in cls.withheld}
+                        result.setdefault(name, option)
+        return {name: option for name, option in result.items() if name not in cls.withheld}
 
     def defaults(self) -> dict[str, Any]:
         """The value of each option if only the others were given."""
@@ -48,12 +48,12 @@ class Configured(nn.Module):
 
     def extra_repr(self) -> str:
         """The channels, and every option that is not at its default."""
-        said = [str(self.channels)]
+        parts = [str(self.channels)]
         for name, default in self.defaults().items():
             value = getattr(self, name, default)
             if name not in ("device", "dtype") and value != default:
-                said.append(f"{name}={value!r}")
-        return ", ".join(said)
+                parts.append(f"{name}={value!r}")
+        return ", ".join(parts)
 
     @property
     def _title(self) -> str:
@@ -72,8 +72,8 @@ class Configured(nn.Module):
 
     def _number(self, option: str, value: Any, least: float | None = None) -> float:
         """The value of an option that must be a finite number, and not below another."""
-        known = isinstance(value, Real) and math.isfinite(value)
-        if not known or (least is not None and value < least):
+        finite = isinstance(value, Real) and math.isfinite(value)
+        if not finite or (least is not None and value < least):
             wanted = f"a finite {option}" if least is None else f"{option} ≥ {least}"
             raise OptionError(f"{self._title} expects {wanted}, got {value!r}.")
         return float(value)

@@ -1,8 +1,10 @@
-"""In which number type statistics are held."""
+"""In which number type statistics are held, and settings of torch that change last digits."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -22,3 +24,22 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
+
+
+@contextmanager
+def deterministic_cudnn(wanted: bool = True) -> Iterator[None]:
+    """cuDNN computes the same numbers every time; if that is not wanted, it takes what is fastest.
+
+    By the setters behind ``torch.backends.cudnn``: those refuse to be set in programs that have
+    called disable_global_flags, as test suites of torch do.
+    """
+    cudnn: Any = torch.backends.cudnn
+    setters: Any = torch._C
+    before = cudnn.benchmark, cudnn.deterministic
+    setters._set_cudnn_benchmark(not wanted)
+    setters._set_cudnn_deterministic(wanted)
+    try:
+        yield
+    finally:
+        setters._set_cudnn_benchmark(before[0])
+        setters._set_cudnn_deterministic(before[1])

@@ -146,7 +146,7 @@ def test_runs_never_share_a_module(somebodys: ModuleType) -> None:
         (Model("torchvision:alexnet", stem="cifar"), "no stem"),
         (Model("timm:resnet50d", stem="cifar"), "not one convolution"),
         (Model("torchvision:resnet18", options={"depth": 3}), "could not be built"),
-        (Model("resnet18"), "is no model"),
+        (Model("resnet18"), "is not a model"),
     ],
 )
 def test_errors_come_before_training(model: Model, says: str) -> None:

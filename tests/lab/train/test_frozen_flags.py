@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normkit.core.cudnn import one_algorithm as repeatable
+from normkit.core.precision import deterministic_cudnn
 
 
 def test_where_flags_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +16,7 @@ def test_where_flags_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.backends.cudnn.benchmark = False
     before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     for wanted in (True, False):
-        with repeatable(wanted):
+        with deterministic_cudnn(wanted):
             assert torch.backends.cudnn.deterministic is wanted
             assert torch.backends.cudnn.benchmark is not wanted
     assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == before

@@ -13,7 +13,7 @@ import torch
 
 import normkit as nk
 from lab.train.stand_ins import numbers, until_epoch_ends
-from normkit.core.cudnn import one_algorithm as repeatable
+from normkit.core.precision import deterministic_cudnn
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train
 from normkit.lab.results import DONE, Result
@@ -38,7 +38,7 @@ NEAR = {"float32": 1e-3, "bf16": 0.05, "fp16": 0.01}
 
 @pytest.fixture(autouse=True)
 def _repeatable() -> Iterator[None]:
-    with repeatable():
+    with deterministic_cudnn():
         yield
 
 

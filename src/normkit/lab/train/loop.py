@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from normkit.core.cudnn import one_algorithm
+from normkit.core.precision import deterministic_cudnn
 from normkit.errors import NonFiniteWarning, OptionError
 from normkit.lab.data import load
 from normkit.lab.experiment import Run
@@ -136,7 +136,7 @@ def _process_settings() -> Iterator[None]:
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     # cuDNN as revisiting BN has it: otherwise a resumed run would differ from an undisturbed one
-    with one_algorithm(), warnings.catch_warnings():
+    with deterministic_cudnn(), warnings.catch_warnings():
         # a divergence is recorded, and a layer's count of such batches ends up in the result's note
         warnings.simplefilter("ignore", NonFiniteWarning)
         yield
