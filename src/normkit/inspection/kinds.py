@@ -62,6 +62,7 @@ A_NORM = re.compile(r"Norm(?!al)|Normali[sz]ation|In[Pp]laceA[Bb][Nn]|CrossMapLR
 A_FUNCTION = re.compile(r"(?i)(relu|elu|gelu|silu|swish|mish|sigmoid|tanh)\d?$")
 # of the kinds above that are no names of the catalog: what they are in eval mode
 SAME_AS = {"sync_bn": "bn", "split_bn": "bn", "iabn": "bn"}
+PLAIN_BATCH_NORMS = ("bn", "sync_bn")  # that compute in training what the layer of normkit does
 # kinds of other libraries whose running statistics have the names and form of torch.nn's
 STORED_AS_TORCH = ("bn", "sync_bn", "split_bn", "iabn", "evo", "frozen_bn", "in")
 OVER_THE_LAST_AXIS = ("ln", "rms", "simple", "grn")  # outside of normkit

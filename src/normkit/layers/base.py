@@ -192,6 +192,8 @@ class Normalizer(Configured, Measured):
 
     plain_statistics: ClassVar[bool] = False
     """Running statistics are mean and variance of each channel of the input, as those of bn."""
+    shares_batch: ClassVar[bool] = False
+    """Samples of a training batch share statistics, with some options at least."""
     running_correction = 0  # 1 if the running variance is unbiased, as torch.nn stores it
 
     def running_buffers(self) -> dict[str, Tensor]:

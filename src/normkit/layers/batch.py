@@ -47,6 +47,7 @@ class BatchNormalizer(Normalizer):
     arrivals: Tensor  # for kernels: see core/fusion.py
 
     plain_statistics = True
+    shares_batch = True
     shares_map = False  # whether all samples of a batch get the same map
     second_buffer = "running_var"  # what is kept beside the mean
     second_start = 1.0
