@@ -46,7 +46,6 @@ ALLOWED: dict[str, int] = {
     "conversion/targets.py": 6,
     "conversion/trial.py": 3,
     "conversion/weights.py": 2,
-    "diagnosis/findings/weights.py": 1,
     "inspection/site.py": 3,
 }
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.diagnosis.measures import esm, output_error
-from normkit.diagnosis.measures.statistics import wide
+from normkit.diagnosis.measures import esm, output_error, wide
 from normkit.diagnosis.observe.collect import norms_of
 from normkit.diagnosis.observe.norm_record import NormRecord, watch_norms
 from normkit.diagnosis.observe.passes import Loss, Losses, losses_of

@@ -60,8 +60,9 @@ def diagnose(
     >>> import torch, normkit as nk
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
     >>> model[1].running_var[0] = float("inf")
-    >>> found = nk.diagnose(model, [torch.randn(8, 3, 9, 9)])
-    >>> found.findings[0].kind, found.findings[0].path, found.findings[0].remedy
+    >>> diagnosis = nk.diagnose(model, [torch.randn(8, 3, 9, 9)])
+    >>> first = diagnosis.findings[0]
+    >>> first.kind, first.path, first.remedy
     ('poisoned-statistics', '1', 'nk.calibrate(model, loader)')
     """
     if attribution is not None and attribution not in METHODS:
@@ -102,12 +103,12 @@ def _gap(evidence: Evidence, loss: Loss | None, method: str) -> GapAttribution |
 
 
 def _undecided(evidence: Evidence) -> tuple[Undecided, ...]:
-    found = []
+    questions = []
     pooling = any(x.pools and not x.frozen for x in evidence.layers)
     if not evidence.running() and not pooling:
         return ()
     if evidence.train_data is None and pooling:
-        found.append(
+        questions.append(
             Undecided(
                 "Whether training batches are too small, sorted or end with a single sample, and "
                 "whether statistics that do not fit are old or the data have shifted.",
@@ -116,7 +117,7 @@ def _undecided(evidence: Evidence) -> tuple[Undecided, ...]:
             )
         )
     if evidence.gap is None:
-        found.append(
+        questions.append(
             Undecided(
                 "How much worse the model is on running statistics, and whether it was trained in "
                 "eval mode.",
@@ -125,14 +126,14 @@ def _undecided(evidence: Evidence) -> tuple[Undecided, ...]:
             )
         )
     if evidence.steps is None and pooling:
-        found.append(
+        questions.append(
             Undecided(
                 "Whether every training batch was counted once.",
                 "steps=",
                 ("double-update", "extra-updates", "missed-updates"),
             )
         )
-    return tuple(found)
+    return tuple(questions)
 
 
 def _numbers(layer: NormEvidence, evidence: Evidence) -> LayerNumbers:

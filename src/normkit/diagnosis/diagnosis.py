@@ -81,8 +81,7 @@ class Diagnosis:
         counts = {s: len([x for x in self.findings if x.severity == s]) for s in SEVERITIES}
         if not any(counts.values()):
             return "nothing found"
-        said = [f"{n} {plural(s, n)}" for s, n in counts.items() if n]
-        return ", ".join(said)
+        return ", ".join(f"{n} {plural(s, n)}" for s, n in counts.items() if n)
 
     def __str__(self) -> str:
         lines = [f"Diagnosis of {self.model}: {self.verdict}", self._basis(), ""]
@@ -108,7 +107,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Everything, in values that JSON can hold; numbers that are not finite are None."""
         gap = self.gap
-        found = {
+        content = {
             "model": self.model,
             "verdict": self.verdict,
             "worst": self.worst,
@@ -129,7 +128,7 @@ class Diagnosis:
             },
             "cosines": self.cosines,
         }
-        return _plain(found)
+        return _plain(content)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The same as text; written to a file if a path is given."""

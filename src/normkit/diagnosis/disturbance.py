@@ -88,7 +88,7 @@ class Disturbance:
 
     @property
     def means(self) -> dict[float, float]:
-        return {delta: sum(found) / len(found) for delta, found in self.losses.items()}
+        return {delta: sum(losses) / len(losses) for delta, losses in self.losses.items()}
 
     def __str__(self) -> str:
         lines = [f"{len(self.layers)} layers disturbed", f"    0  loss {self.undisturbed:.4g}"]
@@ -119,11 +119,11 @@ def disturbance_test(
         pass
     kept = list(BatchReader(model, batches, forward, max_batches=max_batches))
     plain = losses_of(model, kept, (), loss).mean
-    found: dict[float, tuple[float, ...]] = {}
+    losses: dict[float, tuple[float, ...]] = {}
     for delta in deltas:
         drawn = []
         for seed in range(seeds):
             with disturbed(model, delta, where=where, per=per, seed=seed):
                 drawn.append(losses_of(model, kept, (), loss).mean)
-        found[float(delta)] = tuple(drawn)
-    return Disturbance(layers, plain, found)
+        losses[float(delta)] = tuple(drawn)
+    return Disturbance(layers, plain, losses)

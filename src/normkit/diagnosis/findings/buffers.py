@@ -214,20 +214,20 @@ def rank_disagreement(evidence: Evidence, earlier: EarlierFindings) -> Iterator[
         there = [x for x in each if x is not None]
         if layer.frozen or len(there) < 2:
             continue
-        found, bound = _disagreement(layer, there), _by_chance(layer)
-        if found > bound:
-            far[layer] = found, bound
+        error, bound = _disagreement(layer, there), _by_chance(layer)
+        if error > bound:
+            far[layer] = error, bound
     if far:
         worst = max(far, key=lambda layer: far[layer][0])
-        found, bound = far[worst]
+        error, bound = far[worst]
         yield RANKS.finding(
-            "serious" if found >= WRONG else "warning",
+            "serious" if error >= WRONG else "warning",
             list(far),
             f"The statistics of {named(worst.path)} differ between {len(evidence.ranks)} ranks: "
-            f"used for what all ranks see, those of one put the output off by {found:.2f}.",
+            f"used for what all ranks see, those of one put the output off by {error:.2f}.",
             worst=worst,
             remedy=f"{evidence.calibrating}  # in one process, for all",
-            disagreement=found,
+            disagreement=error,
             by_chance=bound,
             ranks=len(evidence.ranks),
             layers=len(far),

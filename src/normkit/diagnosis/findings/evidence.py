@@ -14,8 +14,7 @@ from torch import nn
 from normkit.diagnosis.findings.bounds import SURE
 from normkit.diagnosis.findings.data import LoaderFacts, data_of, mixed
 from normkit.diagnosis.findings.norm import NormEvidence
-from normkit.diagnosis.observe.collect import collect, norms_of
-from normkit.diagnosis.observe.measurements import Measurements
+from normkit.diagnosis.observe.collect import Measurements, collect, norms_of
 from normkit.diagnosis.observe.passes import Loss, ModelPass, has_loss, run_pass
 from normkit.errors import NothingToDo, OptionError, ShapeError
 from normkit.inspection import Survey, survey

@@ -12,7 +12,6 @@ from normkit.diagnosis.findings import (
     shift,
     training,
     updates,
-    weights,
 )
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, rank_of
@@ -22,7 +21,7 @@ Examiner = Callable[[Evidence, EarlierFindings], Iterator[Finding]]
 # What is certain comes first, symptoms later: an examiner is told which norms have statistics
 # that an earlier one has found wrong for a cause, and does not report these again.
 EXAMINERS: tuple[Examiner, ...] = (
-    weights.nonfinite_weights,
+    outcome.nonfinite_weights,
     buffers.nonfinite_statistics,
     buffers.negative_variance,
     buffers.narrow_types,
@@ -44,13 +43,13 @@ EXAMINERS: tuple[Examiner, ...] = (
     channels.dead_channels,
     channels.exploding_scale,
     channels.eps_dominates,
-    weights.standardized_without_norm,
-    weights.untrained_parameters,
+    outcome.standardized_without_norm,
+    outcome.untrained_parameters,
     outcome.nonfinite_output,
     outcome.train_eval_gap,
     outcome.condensed_features,
 )
-PARTS = (buffers, initial_statistics, updates, training, shift, channels, weights, outcome)
+PARTS = (buffers, initial_statistics, updates, training, shift, channels, outcome)
 KINDS = {k.name: k for part in PARTS for k in vars(part).values() if isinstance(k, Kind)}
 
 

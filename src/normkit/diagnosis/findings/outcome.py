@@ -1,14 +1,52 @@
-"""What a model makes of it: its output, the gap between modes, features that look alike."""
+"""The model as a whole: its weights, its output, and the gap between its modes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from normkit.core.messages import counted
 from normkit.diagnosis.findings.evidence import Evidence
-from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, conversion, named
+from normkit.diagnosis.findings.finding import (
+    EarlierFindings,
+    Finding,
+    Kind,
+    conversion,
+    named,
+    places,
+)
+from normkit.diagnosis.findings.norm import finite
 from normkit.diagnosis.findings.shift import ADAPTING
+from normkit.inspection.batches import run_batch
+from normkit.inspection.flow import OUTPUT, record_flow
+from normkit.inspection.kinds import is_weighted, kind_of, layer_of
 
+BROKEN = Kind(
+    "weights-not-finite",
+    "Parameters of the model are infinite or NaN",
+    "Training has diverged, or gradients have overflowed: whatever is computed with them is NaN, "
+    "in both modes, and no statistics can repair it.",
+    "pytorch#88474",
+    spoils=True,
+)
+BARE = Kind(
+    "standardized-without-norm",
+    "Weights are standardized, but nothing normalizes what they give",
+    "Standardized weights have a fixed size: the output is about √fan-in times larger than usual, "
+    "and the layer cannot learn its scale. Of a classifier the logits are fixed in scale.",
+    "Qiao et al. 2019 (ws-bcn), section 4.1; WeightStandardization#1",
+)
+ORPHANED = Kind(
+    "untrained-parameters",
+    "Parameters of norms are not in the optimizer",
+    "They require gradients and get them, but no step changes them: most often the norms were "
+    "replaced after the optimizer was made.",
+    "lightning#18802, opacus#580",
+)
 NOT_FINITE = Kind(
     "output-not-finite",
     "The output of the model is not finite",
@@ -36,6 +74,102 @@ ALIKE = 0.3
 """Mean cosine above which ubn calls features condensed."""
 
 
+def nonfinite_weights(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    named_parameters = evidence.model.named_parameters()
+    bad = [name for name, parameter in named_parameters if not finite(parameter.detach())]
+    if bad:
+        yield BROKEN.finding(
+            "serious",
+            evidence.layers,
+            f"{counted(len(bad), 'parameter')} of the model {'is' if len(bad) == 1 else 'are'} not "
+            f"finite, first {bad[0]}.",
+            worst="",
+            remedy="[m.reset_parameters() for m in model.modules() if hasattr(m, "
+            "'reset_parameters') and not all(p.isfinite().all() for p in m.parameters(False))]"
+            "  # these start anew; better, load the last good checkpoint, and train on with a "
+            "smaller learning rate or gradients clipped",
+            parameters=len(bad),
+        )
+
+
+def standardized_without_norm(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    standardized = {
+        weight.path: weight.module
+        for weight in evidence.survey.weights
+        if getattr(layer_of(weight.kind), "standardizes", False)
+    }
+    met = _follow(evidence, standardized) if standardized else {}
+    if not met:
+        return
+    paths = [path for path in standardized if path in met]
+    ends = [path for path in paths if met[path] == "the output"]
+    first = (ends or paths)[0]
+    layer: Any = standardized[first]
+    remedy = (
+        "torch.nn.utils.parametrize.remove_parametrizations("
+        f"model.get_submodule({first!r}), 'weight')"
+        if is_parametrized(layer, "weight")
+        else f"nk.fold_weights(model)  # and make {first} a plain layer"
+    )
+    yield BARE.finding(
+        "serious" if ends else "warning",
+        paths,
+        f"The output of {places(paths)} reaches {met[first]} without a norm in between.",
+        worst=first,
+        remedy=remedy,
+        fan_in=layer.weight[0].numel(),
+        reaches=met[first],
+        layers=len(paths),
+    )
+
+
+def _follow(evidence: Evidence, standardized: dict[str, nn.Module]) -> dict[str, str]:
+    """By path of a standardized layer: the first layer or end that its output reaches bare."""
+    modules = dict(evidence.model.named_modules())
+    norms = {path: m for path, m in modules.items() if kind_of(m) is not None}
+    layers = {
+        path: m
+        for path, m in modules.items()
+        if path not in norms
+        and (path in standardized or (is_weighted(m) and not list(m.children())))
+    }
+    flow = record_flow(
+        evidence.model,
+        lambda: run_batch(evidence.model, evidence.batches[0], 1),
+        standardized,
+        {**norms, **layers},
+        through=lambda name: True,
+    )
+    ends: dict[str, str] = {}
+    for use in flow.uses:
+        if use.user in layers or use.user == OUTPUT:
+            ends.setdefault(use.source, "the output" if use.user == OUTPUT else use.user)
+    return ends
+
+
+def untrained_parameters(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    if evidence.optimizer is None:
+        return
+    ours = {id(p) for group in evidence.optimizer.param_groups for p in group["params"]}
+    missing = {
+        layer: sum(p.requires_grad and id(p) not in ours for p in layer.site.module.parameters())
+        for layer in evidence.layers
+    }
+    layers = [layer for layer, count in missing.items() if count]
+    if layers:
+        total = sum(missing.values())
+        yield ORPHANED.finding(
+            "warning",
+            layers,
+            f"{counted(total, 'parameter')} of {places(layers)} in no group of the optimizer.",
+            remedy="optimizer.add_param_group({'params': [p for p in model.parameters() if "
+            "p.requires_grad and all(p is not q for g in optimizer.param_groups "
+            "for q in g['params'])]})",
+            parameters=total,
+            layers=len(layers),
+        )
+
+
 def nonfinite_output(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     if evidence.eval.finite or earlier.alarm:
         return
@@ -48,25 +182,23 @@ def nonfinite_output(evidence: Evidence, earlier: EarlierFindings) -> Iterator[F
 
 
 def train_eval_gap(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
-    found = evidence.gap
-    if found is None or earlier.alarm or not found.sure or not found.difference > 0:
+    gap = evidence.gap
+    if gap is None or earlier.alarm or not gap.sure or not gap.difference > 0:
         return
-    ratio = found.eval / found.batch if found.batch > 0 else math.inf
-    errors = {
-        x.path: x.error_in_eval for x in evidence.running() if x.error_in_eval == x.error_in_eval
-    }
-    worst = max(errors, key=lambda path: errors[path]) if errors else ""
-    likely = found.difference if evidence.nats else 0.0
+    ratio = gap.eval / gap.batch if gap.batch > 0 else math.inf
+    measured = [x for x in evidence.running() if not math.isnan(x.error_in_eval)]
+    worst = max(measured, key=lambda layer: layer.error_in_eval, default=None)
+    likely = gap.difference if evidence.nats else 0.0
     yield GAP.finding(
         "warning" if ratio >= 2 or likely >= LESS_LIKELY else "note",
-        [worst] if worst else [],
-        f"The loss is {found.eval:.3g} in eval mode and {found.batch:.3g} with the statistics of "
-        f"batches, on the same samples (standard error of the difference {found.error:.2g}).",
+        [] if worst is None else [worst],
+        f"The loss is {gap.eval:.3g} in eval mode and {gap.batch:.3g} with the statistics of "
+        f"batches, on the same samples (standard error of the difference {gap.error:.2g}).",
         remedy=ADAPTING if _other_data(evidence) else evidence.calibrating,
-        loss_eval=found.eval,
-        loss_batch=found.batch,
-        standard_error=found.error,
-        samples=found.pairs,
+        loss_eval=gap.eval,
+        loss_batch=gap.batch,
+        standard_error=gap.error,
+        samples=gap.pairs,
     )
 
 

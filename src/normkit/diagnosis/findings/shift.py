@@ -78,8 +78,8 @@ def estimation_shift(evidence: Evidence, earlier: EarlierFindings) -> Iterator[F
     old = [x for x in layers if _is_off(x.error_on_training, x.uncertainty(x.trained))]
     if old:
         yield _off(STALE, old, evidence)
-    elif (found := of_input(evidence)) is not None:
-        yield found
+    elif (finding := of_input(evidence)) is not None:
+        yield finding
     elif off:
         yield other_data(off, evidence)
 

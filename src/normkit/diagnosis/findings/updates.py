@@ -122,8 +122,8 @@ def _or_zero(error: float) -> float:
 
 
 def batch_counts(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
-    layers = [x for x in evidence.running() if x.learns and x.count and x.own]
-    counted = {x: _counted(x) for x in layers if x.path not in earlier.spoiled}
+    learning = [x for x in evidence.running() if x.learns and x.count and x.own]
+    counted = {x: _counted(x) for x in learning if x.path not in earlier.spoiled}
     expected = evidence.steps or _usual(counted)
     if not expected:
         return
@@ -131,10 +131,10 @@ def batch_counts(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Findi
     twice = [x for x, r in ratio.items() if r > 1.5 and abs(r / round(r) - 1) < COUNTED]
     extra = [x for x, r in ratio.items() if r > 1 + COUNTED and x not in twice]
     missed = [x for x, r in ratio.items() if r < 1 - COUNTED]
-    for kind, found in ((TWICE, twice), (EXTRA, extra), (MISSED, missed)):
-        if not found or (kind is not TWICE and not evidence.steps):
+    for kind, layers in ((TWICE, twice), (EXTRA, extra), (MISSED, missed)):
+        if not layers or (kind is not TWICE and not evidence.steps):
             continue
-        worst = max(found, key=lambda layer: abs(ratio[layer] - 1))
+        worst = max(layers, key=lambda layer: abs(ratio[layer] - 1))
         times = ratio[worst]
         severity, difference, remedy = {
             TWICE: (
@@ -144,7 +144,7 @@ def batch_counts(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Findi
             ),
             EXTRA: ("warning", f", {times - 1:.0%} more", f"model.eval(); {evidence.calibrating}"),
             MISSED: (  # the statistics show whether it did any harm
-                "note" if all(x.fits(FITS) for x in found) else evidence.severity(found),
+                "note" if all(x.fits(FITS) for x in layers) else evidence.severity(layers),
                 f", {1 - times:.0%} less",
                 evidence.repairing,
             ),
@@ -153,7 +153,7 @@ def batch_counts(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Findi
         source = "were trained on" if evidence.steps else "most other norms have counted"
         yield kind.finding(
             severity,
-            found,
+            layers,
             f"{named(worst.path)} has counted {counted[worst]} batches where {usual} {source}"
             f"{difference}.",
             worst=worst,
@@ -161,7 +161,7 @@ def batch_counts(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Findi
             counted=counted[worst],
             expected=usual,
             ratio=times,
-            layers=len(found),
+            layers=len(layers),
         )
 
 

@@ -14,15 +14,16 @@ from normkit.core.moments import Moments
 from normkit.diagnosis.measures import (
     condensation,
     condensation_matrix,
+    drift_rms,
+    esm_and_error,
     gate_saturation,
     gradient_factor,
     saturated_channels,
     share_beyond,
     stat_diff,
     under_represented,
+    wide,
 )
-from normkit.diagnosis.measures.parameters import drift_rms
-from normkit.diagnosis.measures.statistics import esm_and_error, wide
 from normkit.diagnosis.observe.activations import AfterActivation, Listener, bounds_of, closes
 from normkit.inspection import Site
 from normkit.inspection.foreign import measured
@@ -105,11 +106,11 @@ class NormRecord:
         if self.statistics is not None:
             self.expected.add(self.statistics.pooled(table, x))
         if "beyond_6" in self.wanted:
-            found = self.measured.standardized(x, table, batch=self.norm.training)
-            if isinstance(found, Refusal):
-                self.beyond.refused = found
+            values = self.measured.standardized(x, table, batch=self.norm.training)
+            if isinstance(values, Refusal):
+                self.beyond.refused = values
             else:
-                self.beyond.add(share_beyond(found, LIMIT), found.numel())
+                self.beyond.add(share_beyond(values, LIMIT), values.numel())
         if "gate_saturation" in self.wanted:
             gates = self.measured.gates(table)
             if isinstance(gates, Refusal):

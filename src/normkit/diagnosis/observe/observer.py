@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from normkit.core.optional_dependencies import require
 from normkit.core.recomputation import is_recomputation
-from normkit.diagnosis.observe.collect import norms_of
-from normkit.diagnosis.observe.measurements import MEASURES
+from normkit.diagnosis.observe.collect import MEASURES, norms_of
 from normkit.diagnosis.observe.step import StepRecord
 from normkit.errors import OptionError, nearest
 
@@ -128,8 +127,7 @@ class Observer:
 
     def series(self, path: str, measure: str) -> list[tuple[int, float]]:
         """One measure of one layer over the steps."""
-        found = (r for r in self.records if r.path == path and r.measure == measure)
-        return [(record.step, record.value) for record in found]
+        return [(r.step, r.value) for r in self.records if r[1:3] == (path, measure)]
 
     def why_not(self, path: str, measure: str) -> str | None:
         """Why a layer has no value of a measure, such as "it has no gate"; None if it has one."""
@@ -166,8 +164,7 @@ class Observer:
 
     def _finish(self) -> None:
         if self._step is not None and not is_recomputation():
-            found = self._step.numbers()
-            self._waiting += [(self.step - 1, *number) for number in found]
+            self._waiting += [(self.step - 1, *number) for number in self._step.numbers()]
             self._refused = self._step.refused
             self._end()
 
@@ -253,18 +250,9 @@ def save(records: Sequence[Observed], path: str | Path) -> None:
             writer.writerow(Observed._fields)
             writer.writerows(records)
     elif path.suffix == ".parquet":
-        arrow = _pyarrow()
+        arrow = require("pyarrow", "lab", "A .parquet file")
+        parquet = require("pyarrow.parquet", "lab", "A .parquet file")
         columns = {name: [row[i] for row in records] for i, name in enumerate(Observed._fields)}
-        arrow.parquet.write_table(arrow.table(columns), path)
+        parquet.write_table(arrow.table(columns), path)
     else:
         raise OptionError(f"Records are saved as .csv or .parquet, got {path.name!r}.")
-
-
-def _pyarrow() -> Any:
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise OptionError(
-            "Parquet needs pyarrow. Try pip install 'normkit[lab]', or a .csv file."
-        ) from error

@@ -53,13 +53,12 @@ class StepRecord:
         frozen = []
         for record in self.records:
             measures = record.measures(record.kept, self.start)
-            found = measures.numbers
             self.refused[record.site.path] = measures.refused
-            for measure, value in found.items():
+            for measure, value in measures.numbers.items():
                 if measure in self.wanted:
                     yield record.site.path, measure, value
-            if "frozen" in found and "frozen" in self.wanted:
-                frozen.append(torch.as_tensor(found["frozen"]).reshape(()))
+                    if measure == "frozen":
+                        frozen.append(torch.as_tensor(value).reshape(()))
         if frozen:
             yield "", "frozen_share", torch.stack([f.to(frozen[0].device) for f in frozen]).mean()
 
