@@ -23,7 +23,6 @@ from normkit import catalog
 from normkit.diagnosis import Observed, observe
 from normkit.diagnosis.measures import condensation
 from normkit.diagnosis.observe import step
-from normkit.diagnosis.tapping import tap
 from normkit.errors import NormkitError, NothingToDo, OptionError
 from normkit.layers.base import Normalizer
 
@@ -45,9 +44,7 @@ def batch(size: int = 4) -> Tensor:
 def is_clean(model: nn.Module) -> bool:
     """No hook and no listener is left."""
     return not any(
-        m._forward_hooks
-        or m._forward_pre_hooks
-        or getattr(m, "listeners", ())
+        m._forward_hooks or m._forward_pre_hooks or getattr(m, "listeners", ())
         for m in model.modules()
     )
 
@@ -211,9 +208,9 @@ def test_kernels_that_leave_no_tables(name: str, monkeypatch: Any) -> None:
         assert one.value == pytest.approx(other.value, rel=1e-4, abs=1e-5)
 
 
-def test_a_tap_hears_and_ends() -> None:
+def test_a_listener_hears_moments_until_it_ends() -> None:
     layer, heard = nk.BN(4), []
-    first, second = tap(layer, heard.append), tap(layer, lambda _: None)
+    first, second = step.listen(layer, heard.append), step.listen(layer, lambda _: None)
     x = torch.randn(6, 4, 3, 3)
     layer(x)
     assert len(heard) == 1

@@ -15,7 +15,6 @@ from normkit.diagnosis.measures import condensation
 from normkit.diagnosis.observe.activations import AfterActivation
 from normkit.diagnosis.observe.collect import SAMPLES
 from normkit.diagnosis.observe.norm_record import NormRecord
-from normkit.diagnosis.tapping import is_of_channels, tap
 from normkit.engine.normalize import moments
 from normkit.engine.torch import passes as torch_passes
 from normkit.inspection import Site
@@ -76,7 +75,7 @@ class StepRecord:
         heard: list[Moments] = []
         norm = record.norm
         if isinstance(norm, Normalizer):
-            self._ends.append(tap(norm, heard.append))
+            self._ends.append(listen(norm, heard.append))
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             heard.clear()
@@ -107,14 +106,32 @@ class StepRecord:
         self._ends += [hook.remove for hook in hooks]
 
 
-def reusable(norm: Normalizer, x: Tensor, heard: list[Moments]) -> Moments | None:
-    """The moments that a layer was heard to use, if they are of channels and tell what is asked.
+def listen(layer: Normalizer, listener: Callable[[Moments], None]) -> Callable[[], None]:
+    """Let a function hear the moments of every batch; calling what is returned ends it.
 
-    Gates and centering need the moments of each sample.
+    They are tables (N, C) of each sample, or (1, C) of the batch where the layer needs no more. A
+    call of which nothing is heard computed none, or none of whole channels.
     """
-    if not heard or heard[-1].mean.shape[1] != x.shape[1] or not is_of_channels(norm, x):
+    layer.listeners = (*layer.listeners, listener)
+
+    def end() -> None:
+        layer.listeners = tuple(heard for heard in layer.listeners if heard is not listener)
+
+    return end
+
+
+def reusable(norm: Normalizer, x: Tensor, heard: list[Moments]) -> Moments | None:
+    """The moments that a layer was heard to use, if they tell what is asked.
+
+    They must be of whole channels, not of pixels or pieces; gates and centering need those of each
+    sample.
+    """
+    cells = norm.cells(x)
+    if not heard or not isinstance(cells, Batch | Channels) or cells.columns != x.shape[1]:
         return None
-    return None if norm.reads_each_sample and heard[-1].mean.shape[0] != x.shape[0] else heard[-1]
+    rows, columns = heard[-1].mean.shape
+    fits = columns == x.shape[1] and (rows == x.shape[0] or not norm.reads_each_sample)
+    return heard[-1] if fits else None
 
 
 def moments_for(x: Tensor, axis: int = 1, *, each: bool = False) -> Moments:
