@@ -217,7 +217,7 @@ def test_a_store_of_a_newer_version(path: Path) -> None:
 def test_a_database_of_another_program(path: Path) -> None:
     path.parent.mkdir()
     change(path, "CREATE TABLE songs (title TEXT)")
-    with pytest.raises(StoreError, match=r"no store of normkit. Try another --store"):
+    with pytest.raises(StoreError, match=r"not a store of normkit. Try another --store"):
         Store(path)
 
 

@@ -11,13 +11,7 @@ import pytest
 
 from lab.report import sample
 from normkit.lab.report.curves import DIVERGED_SHOWN, learning_curves, points_each, watched_measures
-from normkit.lab.report.figures import (
-    Figure,
-    Panel,
-    View,
-    short_number,
-    thinned,
-)
+from normkit.lab.report.figures import Figure, Panel, View, short_number, thinned
 from normkit.lab.report.score_charts import paired_differences, scores_over_axes, time_trade_off
 from normkit.lab.report.scores import Scoreboard
 

@@ -14,7 +14,7 @@ ACCURACY, ERROR, LOSS = Metric("accuracy"), Metric("error"), Metric("loss")
 
 def test_accuracy_is_in_percent_and_loss_is_not() -> None:
     assert ACCURACY.spread(0.9432, 0.0012) == "94.32 ± 0.12"
-    assert ERROR.score(0.0568) == "5.68 %"
+    assert ERROR.spread(0.0568, None) == "5.68"
     assert LOSS.spread(0.51234, 0.0041) == "0.512 ± 0.004"
 
 

@@ -114,7 +114,7 @@ def test_only_losses_without_progress_count(store: Store, progress: bool) -> Non
     else:
         assert state.state == FAILED
         assert tries == 1 + TRIES
-        assert state.reason == f"lost {TRIES + 1} times at one place: gone"
+        assert state.reason == f"lost its worker {TRIES + 1} times without progress: gone"
 
 
 def test_a_second_signal_is_an_order(store: Store) -> None:

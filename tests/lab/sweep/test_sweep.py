@@ -52,13 +52,13 @@ def test_only_what_is_missing_is_trained(path: Path) -> None:
         assert len(lines) == 1 + 5
 
 
-def test_a_worker_that_cannot_come_up_ends_the_sweep(path: Path) -> None:
+def test_a_worker_that_cannot_start_ends_the_sweep(path: Path) -> None:
     def broken(end: int, lock: int, log: int) -> Any:
         command = [sys.executable, "-S", "-c", "import sys; sys.exit('no such [thing]')"]
         return subprocess.Popen(command, stderr=log, pass_fds=(end,))
 
     with Store(path) as store:
-        said = r"do not come up: the worker process ended \(exit code 1\): no such \[thing\]"
+        said = r"do not start: the worker process ended \(exit code 1\): no such \[thing\]"
         with pytest.raises(SweepError, match=said):
             run(pretend.experiment(), store, workers=1, start=broken, **PRETEND)
         assert {each.state for each in store.status().values()} == {"waiting"}

@@ -82,7 +82,8 @@ def test_a_run_whose_worker_is_always_lost(sweeps: Sweeps) -> None:
     assert sweeps.finish(**wanted) == 1
     first, second, third = sweeps.states(**wanted)
     assert (first.state, second.state, third.state) == ("done", FAILED, "done")
-    assert second.reason.startswith("lost 4 times at one place: the worker process ended (SIGKILL")
+    lost = "lost its worker 4 times without progress: the worker process ended (SIGKILL"
+    assert second.reason.startswith(lost)
 
 
 def test_an_error_fails_its_run_only_and_is_tried_again_next_time(sweeps: Sweeps) -> None:

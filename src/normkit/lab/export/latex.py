@@ -132,52 +132,21 @@ def _entry(scores: Scores, metric: Metric, *, bold: bool, best: str | None) -> s
     return f"{math}$^{{\\dagger {lost}}}$" if lost else math
 
 
-CHARACTERS = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "%": r"\%",
-    "#": r"\#",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\char34{}",  # babel gives the sign itself a meaning in some languages
-    "`": r"\textasciigrave{}",
-    # at the begin of a row they would be read as arguments of the line's end before it
-    "[": "{[}",
-    "]": "{]}",
-    "*": "{*}",
-    "−": "$-$",
-    "–": r"\textendash{}",
-    "—": r"\textemdash{}",
-    "×": r"$\times$",
-    "·": r"$\cdot$",
-    "±": r"$\pm$",
-    "≤": r"$\le$",
-    "≥": r"$\ge$",
-    "≈": r"$\approx$",
-    "→": r"$\to$",
-    "∞": r"$\infty$",
-    "√": r"$\surd$",
-    "²": r"$^2$",
-    "³": r"$^3$",
-    "°": r"$^\circ$",
-    "…": r"\ldots{}",
-    "’": "'",
-    "“": "``",
-    "”": "''",
-    "µ": r"$\mu$",
-    "ς": r"$\varsigma$",
-    "ο": "o",
-    "Ο": "O",
+# Signs, and how LaTeX sets them. Babel gives the double quote a meaning in some languages; brackets
+# and stars at the begin of a row would be read as arguments of the line's end before it.
+SIGNS = r"""
+\ \textbackslash{}  { \{  } \}  $ \$  & \&  % \%  # \#  _ \_  ~ \textasciitilde{}
+^ \textasciicircum{}  < \textless{}  > \textgreater{}  | \textbar{}  " \char34{}
+` \textasciigrave{}  [ {[}  ] {]}  * {*}
+− $-$  – \textendash{}  — \textemdash{}  × $\times$  · $\cdot$  ± $\pm$  ≤ $\le$  ≥ $\ge$
+≈ $\approx$  → $\to$  ∞ $\infty$  √ $\surd$  ² $^2$  ³ $^3$  ° $^\circ$  … \ldots{}
+’ '  “ ``  ” ''  µ $\mu$  ς $\varsigma$  ο o  Ο O
+"""
+PAIRS = SIGNS.split()
+CHARACTERS = dict(zip(PAIRS[::2], PAIRS[1::2], strict=True)) | dict(
     # Greek letters that have no command of their own because they look like Latin ones
-    **dict(zip("ΑΒΕΖΗΙΚΜΝΡΤΧ", "ABEZHIKMNPTX", strict=True)),
-}
+    zip("ΑΒΕΖΗΙΚΜΝΡΤΧ", "ABEZHIKMNPTX", strict=True)
+)
 
 
 def escape_latex(text: str) -> str:

@@ -24,7 +24,6 @@ class Statement:
     verdict: str
     name: str
     numbers: str
-    text: str  # all of it as a sentence
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,6 @@ class Answer:
     groups: tuple[tuple[str, tuple[Statement, ...]], ...] = ()
     tallies: tuple[VerdictCounts, ...] = ()
 
-    def text(self) -> str:
-        """For a terminal."""
-        lines = [self.lead]
-        for title, statements in self.groups:
-            lines += ["", f"{title}:"] if title else [""]
-            lines += [f"  {each.text}" for each in statements]
-        for tally in self.tallies:
-            counts = ", ".join(f"{verdict} in {count}" for verdict, count in tally.counts if count)
-            lines.append(f"  {tally.name}: {counts} of {counted(tally.cells, 'cell')}")
-        return "\n".join(lines)
-
 
 def answer(board: Scoreboard, comparisons: Sequence[Comparison]) -> Answer:
     lead, tone = _lead(board, comparisons)
@@ -66,7 +54,7 @@ def answer(board: Scoreboard, comparisons: Sequence[Comparison]) -> Answer:
     groups = []
     for cell in board.cells:
         statements = tuple(
-            Statement(verdict_of(c), c.variant, _numbers(c, board), _sentence(c, board))
+            Statement(verdict_of(c), c.variant, _numbers(c, board))
             for c in ranked([c for c in comparisons if c.cell == cell])
         )
         if statements:
@@ -113,7 +101,7 @@ def _lead(board: Scoreboard, comparisons: Sequence[Comparison]) -> tuple[str, st
         elsewhere = any(c.cell != best.cell for c in others)
         names = [c.variant + (at(c.cell) if elsewhere else "") for c in others]
         also = f" Also better: {listed(names, most=3)}." if names else ""
-        return _sentence(best, board, where=True) + also, best.verdict
+        return _sentence(best, board) + also, best.verdict
     verdicts = {c.verdict for c in comparisons}
     if verdicts == {"equivalent"}:
         return f"Everything compared is equivalent to {base}.", "equivalent"
@@ -130,7 +118,7 @@ def _lead(board: Scoreboard, comparisons: Sequence[Comparison]) -> tuple[str, st
     return f"Nothing was shown to be better than {base}.{nearest}", "not shown"
 
 
-def _sentence(c: Comparison, board: Scoreboard, where: bool = False) -> str:
+def _sentence(c: Comparison, board: Scoreboard) -> str:
     """bcn is better than bn at 2 samples a worker: +3.1 points, 95 % interval 2.2 to 4.0, …"""
     metric = board.metric
     if not c.pairs:
@@ -142,8 +130,7 @@ def _sentence(c: Comparison, board: Scoreboard, where: bool = False) -> str:
         verb = f"is equivalent to {c.baseline}, within {margin}{' points' * metric.percent}"
     else:
         verb = f"is not shown to differ from {c.baseline}"
-    place = at(c.cell) if where else ""
-    return f"{c.variant} {verb}{place}: {_numbers(c, board)}."
+    return f"{c.variant} {verb}{at(c.cell)}: {_numbers(c, board)}."
 
 
 def _numbers(c: Comparison, board: Scoreboard) -> str:

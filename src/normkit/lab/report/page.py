@@ -27,10 +27,7 @@ TONES = {
     "equivalent": "note",
     "not shown": "unsure",
     "baseline": "unsure",
-    "done": "fine",
     "diverged": "serious",
-    tables.FAILED: "serious",
-    tables.NOT_RUN: "unsure",
 }
 
 

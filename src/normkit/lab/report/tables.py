@@ -11,24 +11,10 @@ from typing import Any
 from normkit.core.messages import counted
 from normkit.lab.experiment import Experiment, Published, Setting
 from normkit.lab.report.figures import VariantStyle
-from normkit.lab.report.scores import (
-    GridValues,
-    Scoreboard,
-    Scores,
-    average,
-    axes_of,
-    verdict_of,
-)
+from normkit.lab.report.scores import GridValues, Scoreboard, Scores, average, axes_of, verdict_of
 from normkit.lab.report.words import at, value_words
 from normkit.lab.results import DIVERGED, DONE, Comparison, Result
-from normkit.reporting.text import (
-    NONE,
-    duration,
-    is_finite,
-    listed,
-    memory,
-    three_digits,
-)
+from normkit.reporting.text import NONE, duration, is_finite, listed, memory, three_digits
 
 NOT_REACHED = "not reached"  # by half of the runs
 NOT_RUN, FAILED = "not run", "failed"

@@ -119,10 +119,6 @@ class Metric:
             return NONE
         return self.plain(mean) + (f" ± {self.plain(std)}" if is_finite(std) else "")
 
-    def score(self, mean: float | None, std: float | None = None) -> str:
-        """mean ± std, with the unit."""
-        return self.spread(mean, std) + (" %" if self.percent and is_finite(mean) else "")
-
     def difference(self, value: float, low: float | None, high: float | None) -> str:
         """Positive is better, whatever the metric: said so where that is not plain."""
         digits = self.fitting(low, high)

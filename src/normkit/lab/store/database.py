@@ -71,13 +71,13 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
                     connection.execute(statement)
                 connection.execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
     if "meta" not in _tables(connection):
-        raise StoreError(f"{path} is a database, but no store of normkit. Try another --store.")
+        raise StoreError(f"{path} is a database, but not a store of normkit. Try another --store.")
     row = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
     version = int(row[0]) if row else 0
     if version > VERSION:
         raise StoreError(
             f"{path} was written by a newer normkit: it is a store of version {version}, and this "
-            f"normkit knows versions up to {VERSION}. Try: pip install --upgrade normkit"
+            f"normkit reads versions up to {VERSION}. Try: pip install --upgrade normkit"
         )
 
 
@@ -138,7 +138,7 @@ def translated_errors(path: Path) -> Iterator[None]:
 
 def _damaged(path: Path, message: str) -> str:
     return (
-        f"{path} is damaged, or no store of normkit: {' '.join(message.split())}. Try a copy of it "
-        f"from before, or move it away: runs are then trained again, from the checkpoints in "
+        f"{path} is damaged, or not a store of normkit: {' '.join(message.split())}. Try an older "
+        f"copy of it, or move it away: runs are then trained again, from the checkpoints in "
         f"{path}.runs as far as there are any."
     )

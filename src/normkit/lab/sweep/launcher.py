@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from normkit.errors import NormkitError, UnknownName, nearest
@@ -33,7 +33,7 @@ from normkit.lab.sweep.worker import TRAINER, disk_full_cause
 
 ENGINES = ("local", "ray")
 TRIES = 3  # a run whose worker is lost is tried again so often before it counts as failed
-STARTS = 5  # workers in a row that do not even come up
+STARTS = 5  # workers in a row that do not even start
 TICK = 0.5  # seconds between two looks at the clock, and at other launchers
 RECORD_EVERY = 2.0  # seconds between two writes of the epochs of unfinished runs
 GRACE = 30.0  # seconds for workers to write their checkpoints when they are asked to stop
@@ -126,12 +126,7 @@ class Interrupts:
                 self._handlers[each] = signal.signal(each, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for each, handler in self._handlers.items():
             signal.signal(each, handler if handler is not None else signal.SIG_DFL)
 
@@ -158,7 +153,7 @@ class Launcher:
         self.alone: set[str] = set()  # to be trained without others at their side
         self.losses: Counter[str] = Counter()  # since a run last came further than ever before
         self.reached: dict[str, float] = {}
-        self.failed_starts = 0  # workers in a row that did not come up
+        self.failed_starts = 0  # workers in a row that did not start
         self.epochs: list[tuple[str, Epoch]] = []  # not written yet
         self.written = time.monotonic()
         self.waits = False
@@ -263,15 +258,14 @@ class Launcher:
             self.store.release(self.owner, [lost.run])
             self.failed_starts += 1
             if self.failed_starts > STARTS:
-                raise SweepError(f"Worker processes do not come up: {lost.reason}.")
+                raise SweepError(f"Worker processes do not start: {lost.reason}.")
             return
         self.losses[lost.run] += 1
         if lost.shared:
             self.alone.add(lost.run)
         if self.losses[lost.run] > TRIES:
-            self._give_up(
-                lost.run, f"lost {self.losses[lost.run]} times at one place: {lost.reason}"
-            )
+            times = f"lost its worker {self.losses[lost.run]} times without progress"
+            self._give_up(lost.run, f"{times}: {lost.reason}")
         else:
             self.store.release(self.owner, [lost.run])
             self.listener.say(f"{lost.reason}; its run goes on from its checkpoint.")

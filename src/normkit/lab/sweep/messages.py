@@ -69,7 +69,7 @@ class WorkerLost:
 
     run: str
     reason: str
-    ready: bool  # whether the process had come up: else the run is not the cause
+    ready: bool  # whether the process had started: else the run is not the cause
     shared: bool = False
 
 

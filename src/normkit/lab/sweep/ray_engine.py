@@ -36,7 +36,16 @@ class RayEngine:
         self._ray = require("ray", "ray", "--engine ray")
         self._started = not self._ray.is_initialized()
         if self._started:  # the cluster that RAY_ADDRESS names, or one on this machine
-            self._init()
+            try:
+                self._ray.init(include_dashboard=False, log_to_driver=False)
+            except (OSError, RuntimeError, ValueError) as error:  # a ConnectionError is an OSError
+                address = os.environ.get("RAY_ADDRESS")
+                hint = f"RAY_ADDRESS is {address!r}. " if address else ""
+                message = " ".join(str(error).split()).rstrip(".")
+                raise OptionError(
+                    f"Ray cannot be reached or started: {message}. {hint}"
+                    "Try ray status, or --engine local."
+                ) from error
         resources = self._ray.cluster_resources()
         if device is None:
             device = "cuda" if resources.get("GPU") else "cpu"
@@ -53,18 +62,6 @@ class RayEngine:
             num_cpus=1, num_gpus=int(kind == "GPU"), max_concurrency=4, max_restarts=0
         )(RayActor)
         self._workers: list[_Worker] = []
-
-    def _init(self) -> None:
-        try:
-            self._ray.init(include_dashboard=False, log_to_driver=False)
-        except (OSError, RuntimeError, ValueError) as error:  # a ConnectionError is an OSError
-            address = os.environ.get("RAY_ADDRESS")
-            hint = f"RAY_ADDRESS is {address!r}. " if address else ""
-            message = " ".join(str(error).split()).rstrip(".")
-            raise OptionError(
-                f"Ray cannot be reached or started: {message}. {hint}"
-                "Try ray status, or --engine local."
-            ) from error
 
     def size(self) -> int:
         return self._size
