@@ -13,7 +13,7 @@ from normkit.lab.experiment import Experiment
 from normkit.lab.experiment.checks import check_models, different_ground
 from normkit.lab.experiment.reading import read, scales
 
-FOLDER = Path(__file__).parents[2] / "experiments"
+FOLDER = Path(__file__).parents[3] / "experiments"
 FILES = sorted(FOLDER.glob("*.toml"))
 CASES = [(file, scale) for file in FILES for scale in scales(file)]
 IDS = [f"{file.stem}, {scale}" for file, scale in CASES]

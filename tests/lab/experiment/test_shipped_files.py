@@ -9,7 +9,7 @@ import pytest
 from normkit.lab.experiment.checks import check_models
 from normkit.lab.experiment.reading import read, scales
 
-FOLDER = Path(__file__).parents[2] / "experiments"
+FOLDER = Path(__file__).parents[3] / "experiments"
 WANTED = [
     *(f"ubn-table-{n}" for n in (2, 3, 4, 7, 8)),
     *(f"ubn-figure-{n}" for n in (1, 2, 5, 6)),
