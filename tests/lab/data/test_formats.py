@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from normkit.lab.data import CorruptData, load, locate
-from normkit.lab.data.cifar import arrays
+from normkit.lab.data.array_files import arrays
 from normkit.lab.experiment import Data
 
 from .small_files import archive, cifar_parts, labels, mnist, old_pickle, pixels, unpacked, usps

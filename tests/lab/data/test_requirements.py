@@ -28,7 +28,7 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 from normkit.errors import NormkitError
 from normkit.lab.data import load, locate
-from normkit.lab.data.cifar import PYTHON_10
+from normkit.lab.data.array_files import PYTHON_10
 from normkit.lab.experiment import Data
 from pathlib import Path
 

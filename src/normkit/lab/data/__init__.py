@@ -27,7 +27,10 @@ padded by it, image files are scaled to `size` + 2·`crop` first, for evaluation
 that `mixing_weights` has drawn for the epoch.
 """
 
-from normkit.lab.data.image_files import FileLoader as FileLoader
+from normkit.lab.data.loaders import FileLoader as FileLoader
+from normkit.lab.data.loaders import Loader as Loader
+from normkit.lab.data.loaders import Sets as Sets
+from normkit.lab.data.loaders import TensorLoader as TensorLoader
 from normkit.lab.data.loading import check as check
 from normkit.lab.data.loading import classes_and_shape as classes_and_shape
 from normkit.lab.data.loading import load as load
@@ -35,10 +38,7 @@ from normkit.lab.data.loading import locate as locate
 from normkit.lab.data.loading import names as names
 from normkit.lab.data.loading import training_samples as training_samples
 from normkit.lab.data.records import CorruptData as CorruptData
-from normkit.lab.data.records import Loader as Loader
 from normkit.lab.data.records import MissingData as MissingData
-from normkit.lab.data.records import Sets as Sets
-from normkit.lab.data.tensors import TensorLoader as TensorLoader
 from normkit.lab.data.transforms import mix as mix
 from normkit.lab.data.transforms import mixing_weights as mixing_weights
 from normkit.lab.data.transforms import soften as soften

@@ -12,11 +12,10 @@ from torch import Tensor
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.lab.data import builtin
 from normkit.lab.data.files import DataFiles, find
-from normkit.lab.data.image_files import FileLoader
-from normkit.lab.data.records import Files, Listing, Raw, Sets, Split
+from normkit.lab.data.loaders import FileLoader, Sets, TensorLoader
+from normkit.lab.data.records import Files, Listing, Raw, Split
 from normkit.lab.data.sampling import counts, split
 from normkit.lab.data.sources import PUBLISHED
-from normkit.lab.data.tensors import TensorLoader
 from normkit.lab.data.transforms import IMAGENET, Augmentation, coefficients
 from normkit.lab.experiment import Data
 from normkit.lab.experiment.rules import section_faults

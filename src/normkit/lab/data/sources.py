@@ -5,7 +5,7 @@ Checksums are the publishers'; those of unpacked files were taken from verified 
 
 from __future__ import annotations
 
-from normkit.lab.data import cifar, folders, mnist
+from normkit.lab.data import array_files, folders
 from normkit.lab.data.files import File, FileLayout, Folder, PublishedSet
 
 
@@ -19,14 +19,14 @@ def _torchvision(name: str) -> str:
 def _idx(name: str, title: str, md5: str) -> PublishedSet:
     """MNIST and its kin: checksums of the contents, since people compress them anew."""
     files = []
-    for plain, each in zip(mnist.IDX_FILES, md5.split(), strict=True):
+    for plain, each in zip(array_files.IDX_FILES, md5.split(), strict=True):
         dotted = plain.replace("-idx", ".idx")
         files.append(File((plain, f"{plain}.gz", dotted, f"{dotted}.gz"), each, packed=True))
-    layout = FileLayout(tuple(files), mnist.read_idx, ("raw", ""))
+    layout = FileLayout(tuple(files), array_files.read_idx, ("raw", ""))
     return PublishedSet(name, (layout,), (name, title), _torchvision(title), 10, (60_000, 10_000))
 
 
-def _unpacked(layout: cifar.CifarFormat, checks: str | tuple[int, ...]) -> FileLayout:
+def _unpacked(layout: array_files.CifarFormat, checks: str | tuple[int, ...]) -> FileLayout:
     """``checks`` are checksums or, where only those are known, sizes."""
     names = (*layout.train, *layout.test)
     if isinstance(checks, str):
@@ -36,7 +36,7 @@ def _unpacked(layout: cifar.CifarFormat, checks: str | tuple[int, ...]) -> FileL
     return FileLayout(tuple(files), layout.unpacked, (layout.folder, ""))
 
 
-def _archive(layout: cifar.CifarFormat, md5: str, size: int) -> FileLayout:
+def _archive(layout: array_files.CifarFormat, md5: str, size: int) -> FileLayout:
     return FileLayout((File((layout.archive,), md5, size),), layout.packed)
 
 
@@ -56,19 +56,19 @@ CIFAR10 = PublishedSet(
     "cifar10",
     (
         _unpacked(
-            cifar.BINARY_10,
+            array_files.BINARY_10,
             "5dd7e06a14cb22eb9f671a540d1b7c25 5ea93a67294ea407fff1d09f752e9692 "
             "942cd6a4bcdd0dd3c604fbe906cb4421 ae636b3ba5c66a11e91e8cb52e771fcb "
             "53f37980c15c3d472c316c40844f3f0d 803d5f7f4d78ea53de84dbe85f74fb6d",
         ),
         _unpacked(
-            cifar.PYTHON_10,
+            array_files.PYTHON_10,
             "c99cafc152244af753f735de768cd75f d4bba439e000b95fd0a9bffe97cbabec "
             "54ebc095f3ab1f0389bbae665268c751 634d18415352ddfa80567beed471001a "
             "482c414d41f54cd18b22e5b47cb7c3cb 40351d587109b95175f43aff81a1287e",
         ),
-        _archive(cifar.BINARY_10, "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),
-        _archive(cifar.PYTHON_10, "c58f30108f718f92721af3b95e74349a", 170_498_071),
+        _archive(array_files.BINARY_10, "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),
+        _archive(array_files.PYTHON_10, "c58f30108f718f92721af3b95e74349a", 170_498_071),
     ),
     ("cifar10", "cifar-10", "cifar", "CIFAR10"),
     _torchvision("CIFAR10"),
@@ -78,13 +78,13 @@ CIFAR10 = PublishedSet(
 CIFAR100 = PublishedSet(
     "cifar100",
     (
-        _unpacked(cifar.BINARY_100, (153_700_000, 30_740_000)),
+        _unpacked(array_files.BINARY_100, (153_700_000, 30_740_000)),
         _unpacked(
-            cifar.PYTHON_100,
+            array_files.PYTHON_100,
             "16019d7e3df5f24257cddd939b257f8d f0ef6b0ae62326f3e7ffdfab6717acfc",
         ),
-        _archive(cifar.BINARY_100, "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),
-        _archive(cifar.PYTHON_100, "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437),
+        _archive(array_files.BINARY_100, "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),
+        _archive(array_files.PYTHON_100, "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437),
     ),
     ("cifar100", "cifar-100", "cifar", "CIFAR100"),
     _torchvision("CIFAR100"),
@@ -96,14 +96,14 @@ USPS = PublishedSet(
     (
         FileLayout(
             (File(("zip.train.gz",), packed=True), File(("zip.test.gz",), packed=True)),
-            mnist.read_usps,
+            array_files.read_usps,
         ),
         FileLayout(
             (
                 File(("usps.bz2",), "ec16c51db3855ca6c91edd34d0e9b197"),
                 File(("usps.t.bz2",), "8ea070ee2aca1ac39742fdd1ef5ed118"),
             ),
-            mnist.read_usps,
+            array_files.read_usps,
         ),
     ),
     ("usps", "USPS"),

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normkit.lab.data.records import Moments
+from normkit.lab.data.records import ChannelMoments
 from normkit.lab.data.sampling import generator, stream
 from normkit.lab.experiment import Data
 
 # of ImageNet's training set, as everybody uses them
-IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET: ChannelMoments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 # columns of a plan
 INDEX = 0  # which sample
@@ -36,7 +36,7 @@ RATIO = (3 / 4, 4 / 3)  # its width to its height
 TRIES = 10  # to find a box that fits, before the whole image is taken
 
 
-def coefficients(kind: str, moments: Moments, white: int) -> tuple[Tensor, Tensor]:
+def coefficients(kind: str, moments: ChannelMoments, white: int) -> tuple[Tensor, Tensor]:
     """scale and shift, each (1, C, 1, 1), for bytes of which ``white`` means 1.0.
 
     >>> scale, shift = coefficients("halves", ((0.3,), (0.2,)), 255)

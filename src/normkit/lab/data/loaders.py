@@ -1,4 +1,4 @@
-"""Big sets: image files, decoded by worker processes, normalized on the training device."""
+"""Batches on the training device: from bytes in memory, or from image files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,167 @@ from itertools import repeat
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from normkit.core.optional_dependencies import require
-from normkit.lab.data.records import CorruptData, Files, Loader
+from normkit.lab.data.records import CorruptData, Files
 from normkit.lab.data.sampling import generator, stream
-from normkit.lab.data.transforms import Augmentation, boxes, normalize
+from normkit.lab.data.transforms import (
+    INDEX,
+    Augmentation,
+    Holes,
+    Windows,
+    boxes,
+    mirror,
+    normalize,
+    turn,
+)
 
 Request = tuple[int, int | None]  # which file, and the seed of its augmentation
 FEW_FILES = 256  # read before worker processes would have started
 MOST_WORKERS = 8
 SHORTER_SIDE = 8 / 7  # before the middle is cut out: 256 pixels for 224
+NO_AUGMENTATION = Augmentation()
+
+
+class Loader:
+    """Images and labels of one of the sets, in batches on the device."""
+
+    device: torch.device
+
+    def __len__(self) -> int:
+        """How many samples."""
+        raise NotImplementedError
+
+    def batches(
+        self,
+        batch: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        augment: bool = False,
+        start: int = 0,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """float32 (B, C, H, W), normalized, and int64 (B,). A batch of 0 is the whole set.
+
+        Which samples, in which order and how augmented depends on ``seed`` and ``epoch`` alone;
+        ``start`` leaves out so many batches and changes nothing about those that follow.
+        """
+        batch = batch or len(self)
+        last = len(self) // batch * batch if drop_last else len(self)
+        cuts = [(first, min(first + batch, last)) for first in range(start * batch, last, batch)]
+        order = self.order(seed, epoch, shuffle=shuffle)
+        yield from self._load(order, cuts, seed, epoch, augment)
+
+    def order(self, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
+        """(N,) int64 on the CPU: which sample comes when."""
+        if not shuffle:
+            return torch.arange(len(self))
+        return torch.randperm(len(self), generator=generator("order", seed, epoch))
+
+    def _load(
+        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The samples of each cut, from its first position of the order up to its last."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """A data set, ready to train on."""
+
+    name: str
+    train: Loader
+    validation: Loader | None
+    test: Loader
+    classes: int
+    shape: tuple[int, int, int]  # (C, H, W)
+
+
+class TensorLoader(Loader):
+    """Batches from tensors. Made by ``load``; images are bytes (N, C, H, W).
+
+    >>> from normkit.lab.data import load
+    >>> from normkit.lab.experiment import Data
+    >>> train = load(Data("digits", crop=1)).train
+    >>> plan = train.plan(seed=1, epoch=0)
+    >>> images, labels = train.gather(plan[:64])
+    >>> tuple(images.shape), images.dtype, labels.dtype
+    ((64, 1, 8, 8), torch.float32, torch.int64)
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        augmentation: Augmentation = NO_AUGMENTATION,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        self.augmentation = augmentation
+        self.shape: tuple[int, int, int] = (images.shape[1], images.shape[2], images.shape[3])
+        images = images.to(self.device)
+        padding = augmentation.crop
+        if padding:  # black, before normalization, as a crop of the picture itself would see it
+            images = F.pad(images, (padding,) * 4)
+        self.images, self.labels = images, labels.to(self.device)
+        self.scale, self.shift = scale.to(self.device), shift.to(self.device)
+        _, height, width = self.shape
+        self._inner = images[:, :, padding : padding + height, padding : padding + width]
+        self._windows = Windows(images, padding) if padding else None
+        side = augmentation.cutout
+        self._holes = Holes(side, height, width, self.device) if side else None
+
+    def __len__(self) -> int:
+        return self.labels.shape[0]
+
+    def plan(self, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
+        """(N, COLUMNS) int64 on the device: all that is random about an epoch.
+
+        Any run of its rows is a batch for ``gather``. Without augmentation it is the order alone.
+        """
+        return self._planned(self.order(seed, epoch, shuffle=shuffle), seed, epoch)
+
+    def gather(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Images, normalized, and labels: of rows of a plan, or plain ones of (B,) of an order."""
+        if which.dim() == 1:
+            images = self._inner.index_select(0, which)
+            return normalize(images, self.scale, self.shift), self.labels.index_select(0, which)
+        augmentation = self.augmentation
+        index = which[:, INDEX]
+        windows = self._windows
+        images = windows.cut(which) if windows else self.images.index_select(0, index)
+        if augmentation.turns:
+            images = turn(images, which, smooth=augmentation.resized_crop)
+        elif augmentation.flip:
+            images = mirror(images, which)
+        images = normalize(images, self.scale, self.shift)
+        if self._holes:  # after normalization: zero is the mean
+            images = self._holes.cut(images, which)
+        return images, self.labels.index_select(0, index)
+
+    def _load(
+        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        rows = self._planned(order, seed, epoch) if augment else self._moved(order)
+        for first, last in cuts:
+            yield self.gather(rows[first:last])
+
+    def _planned(self, order: Tensor, seed: int, epoch: int) -> Tensor:
+        if self.augmentation == NO_AUGMENTATION:
+            return self._moved(order)
+        return self._moved(self.augmentation.plan(order, self.shape, seed, epoch))
+
+    def _moved(self, drawn: Tensor) -> Tensor:
+        if self.device.type == "cuda":  # from pinned memory the host need not wait for the copy
+            return drawn.pin_memory().to(self.device, non_blocking=True)
+        return drawn.to(self.device)
 
 
 class FileLoader(Loader):
