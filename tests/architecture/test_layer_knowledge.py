@@ -35,17 +35,6 @@ ALLOWED: dict[str, int] = {
     "calibration/accumulation/sharing.py": 6,
     "calibration/accumulation/steps.py": 2,
     "calibration/accumulation/twins.py": 1,
-    "conversion/attaching.py": 1,
-    "conversion/edits.py": 1,
-    "conversion/fixed_maps.py": 10,
-    "conversion/freezing.py": 1,
-    "conversion/plain_weights.py": 1,
-    "conversion/reading.py": 17,
-    "conversion/rules.py": 4,
-    "conversion/sources.py": 6,
-    "conversion/targets.py": 6,
-    "conversion/trial.py": 3,
-    "conversion/weights.py": 2,
     "inspection/site.py": 3,
 }
 

@@ -382,7 +382,7 @@ def test_a_cumulative_average_goes_on_from_exact_statistics() -> None:
 
 
 def test_frozen_norms_stay_unless_told_otherwise() -> None:
-    from normkit.conversion.freezing import freeze
+    from normkit.conversion import freeze
 
     model = nn.Sequential(nn.BatchNorm1d(3), nk.FrozenBN(3), nn.BatchNorm1d(3))
     freeze(model, "statistics", where="2")

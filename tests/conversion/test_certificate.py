@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import normkit as nk
 from normkit.conversion import plan_conversion
-from normkit.conversion.certificate import Certificate, rounding
-from normkit.conversion.differing import difference, leaves
+from normkit.conversion.certificate import Certificate
+from normkit.conversion.forward_probe import difference, leaves, rounding
 from normkit.errors import OptionError
 from subjects import Net, images, output, portrait, relative, trained
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import normkit as nk
-from normkit.conversion.edit import Edit, do_all, undo_all
-from normkit.conversion.edits import AddInputNorm, ReplaceModule, SetTensor, Standardize
+from normkit.conversion.edits import Edit, ReplaceModule, SetTensor, do_all, undo_all
+from normkit.conversion.recipes.scaled_bn import AddInputNorm
+from normkit.conversion.standardize import Standardize
 from normkit.errors import OptionError, UnknownName
 from subjects import Net, images, output, portrait, trained
 

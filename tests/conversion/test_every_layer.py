@@ -193,7 +193,7 @@ class Squashed(Normalizer):
     def uses_moments(self) -> bool:
         return False
 
-    def _normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+    def normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         return torch.tanh(x)
 
 

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normkit import catalog
-from normkit.conversion.folding import fold, plan_fold
-from normkit.conversion.freezing import freeze
-from normkit.conversion.weights import standardize
+from normkit.conversion import fold, freeze, plan_fold, standardize
 from normkit.errors import NormkitError, NothingToDo, OptionError
 from normkit.layers.norm_act import NormAct
 

@@ -13,7 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import normkit as nk
 from normkit.conversion import Plan, convert, plan_conversion
-from normkit.conversion.edits import AddInputNorm, ReplaceModule, Standardize
+from normkit.conversion.edits import ReplaceModule
+from normkit.conversion.recipes.scaled_bn import AddInputNorm
+from normkit.conversion.standardize import Standardize
 from normkit.errors import OptionError
 from subjects import Net, images, trained
 

@@ -14,8 +14,8 @@ from torch.nn.utils import parametrizations
 from torch.optim import lr_scheduler
 
 from normkit import catalog
+from normkit.conversion import standardize
 from normkit.conversion.param_groups import param_groups
-from normkit.conversion.weights import standardize
 from normkit.errors import NothingToDo, OptionError, ShapeError
 
 NO_GROUPS = {"LBFGS": "takes no groups", "Muon": "takes matrices only", "SparseAdam": "sparse only"}

@@ -10,7 +10,9 @@ from torch import nn
 
 import normkit as nk
 from normkit.conversion import Plan, Step, plan_conversion
-from normkit.conversion.edits import AddInputNorm, ReplaceModule, SetTensor, Standardize
+from normkit.conversion.edits import ReplaceModule, SetTensor
+from normkit.conversion.recipes.scaled_bn import AddInputNorm
+from normkit.conversion.standardize import Standardize
 from normkit.errors import NothingToDo, OptionError
 from subjects import PATHS, Net, images, output, portrait, trained
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import normkit
-from normkit.conversion import recipes
+from normkit.conversion import Plan, recipes
 from normkit.conversion.param_groups import param_groups
-from normkit.conversion.plan import Plan
 from normkit.errors import NormkitError, NothingToDo, OptionError, UnknownName
 from normkit.layers import BCN, BGN, BNET, GN, GW, IBN, IN, LN, UBN
 from normkit.layers.base import Normalizer

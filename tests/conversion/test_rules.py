@@ -15,7 +15,7 @@ import normkit as nk
 from cases import build as built
 from cases import every, label
 from normkit.conversion import plan_conversion
-from normkit.conversion.rules import build
+from normkit.conversion.carry import build
 from normkit.inspection import survey
 from normkit.layers.norm_act import NormAct
 from subjects import BatchNormAct2d, relative, trained
@@ -324,7 +324,7 @@ def test_a_tie_that_breaks_is_said_to_be_lost() -> None:
 
 
 def test_frozen_norms_stay_frozen() -> None:
-    from normkit.conversion.freezing import freeze, unfreeze
+    from normkit.conversion import freeze, unfreeze
 
     model = nn.Sequential(trained(nn.BatchNorm2d(C)), trained(nn.BatchNorm2d(C))).train()
     freeze(model, where="0")

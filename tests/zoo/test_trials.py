@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from normkit.conversion.plan import Plan, plan_conversion
+from normkit.conversion import Plan, plan_conversion
 from tools.zoo import trial
 from tools.zoo.results import Task
 from tools.zoo.trial import attempt

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.conversion.plan import Plan
+from normkit.conversion.plan import Plan, Step
 from normkit.conversion.sources import norm_of
-from normkit.conversion.step import Step
 from normkit.conversion.targets import find_target
 from normkit.inspection import Site, Survey, survey
 from tools.zoo.models import BATCH_NORM, count_batch_norms

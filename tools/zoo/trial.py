@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.conversion.plan import Plan, plan_conversion
+from normkit.conversion import Plan, plan_conversion
 from normkit.errors import NormkitError
 from normkit.inspection import Survey, survey
 from tools.zoo import checks, models

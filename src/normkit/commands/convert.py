@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from normkit import checkpoints
-    from normkit.conversion.plan import plan_conversion
+    from normkit.conversion import plan_conversion
     from normkit.conversion.targets import find_target
 
     layer = model_arguments.pairs("--option", options.option)

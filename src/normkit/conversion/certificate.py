@@ -1,22 +1,38 @@
-"""What a conversion did to the output of a model, measured."""
+"""What a conversion did to the output of a model, measured before and after."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
 
-# Relative to the largest number of the output. What is summed in another order differs by a few
-# units in the last place, and a deep model makes some hundred of them out of that.
-ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5}
+from normkit.conversion.edits import Edit, ReplaceModule, final_tensors, replacements
+from normkit.conversion.forward_probe import (
+    Probe,
+    difference,
+    full_precision,
+    leaves,
+    noise,
+    probes,
+    rounding,
+)
+from normkit.errors import OptionError
+from normkit.inspection import channels_of, undisturbed
+from normkit.layers.norm_act import NormAct
 
-
-def rounding(dtype: torch.dtype) -> float:
-    """The relative difference up to which two results of a type count as equal but for rounding."""
-    return ROUNDING.get(dtype) or 4 * torch.finfo(dtype).eps
+Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+NUDGE = 2**-20  # a few units in the last place of a float32
+SIMILAR = 0.1  # a share that makes two differences alike
+POSITIONS = 4  # along each spatial axis, of numbers that are made up
+UNTOUCHED = "Nothing was changed."
 
 
 @dataclass(frozen=True)
@@ -71,17 +87,17 @@ class Certificate:
             return f"Not measured: {self.probe.rstrip('.')}."
         if self.exact:
             return f"Exact to rounding: the output differs by {self.difference:.1e} relative."
-        said = (
+        text = (
             "The output has no numbers to compare"
             if self.difference is None
             else f"The output differs by {self.difference:.1e} relative"
         )
         if not self.layers:
-            return f"{said}."
+            return f"{text}."
         if self.layers_exact:
-            return f"{said}, though each layer alone is exact to rounding."
+            return f"{text}, though each layer alone is exact to rounding."
         assert self.worst is not None
-        return f"{said}; the layer that differs most is {self.worst[0]} ({self.worst[1]:.1e})."
+        return f"{text}; the layer that differs most is {self.worst[0]} ({self.worst[1]:.1e})."
 
     def __str__(self) -> str:
         lines = [f"{self.title}: {self.converted} norm(s) converted. {self.verdict}"]
@@ -117,3 +133,205 @@ class Certificate:
 
 def _plain(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
+
+
+# -------------------------------------------------------------------- measuring
+
+
+class LayerFailed(Exception):
+    """A new layer cannot take the input that the old one got."""
+
+
+@dataclass
+class Before:
+    """What the old model gave for a probe, and how much each new layer differs from the old."""
+
+    probe: Probe
+    output: list[Tensor] = field(default_factory=list)
+    layers: dict[str, float] = field(default_factory=dict)
+    unreached: list[str] = field(default_factory=list)
+
+
+def measure_before(model: nn.Module, edits: Sequence[Edit], example: object) -> Before | Probe:
+    """The first input that the model takes, and what comes of it; or why there is none."""
+    if not edits:
+        return Probe(None, "nothing was changed")
+    failed: LayerFailed | None = None
+    tried: list[str] = []
+    complaint = ""
+    for probe in probes(model, example):
+        if probe.example is None:
+            return probe
+        tried.append(probe.text)
+        try:
+            before = _run_before(model, edits, probe)
+            # where all is NaN, any two models agree
+            if not before.output or any(bool(t.isfinite().any()) for t in before.output):
+                return before
+            complaint = " The last one gave no finite number."
+            if probe.given:
+                return Probe(None, f"the model gives no finite number for {probe.text}")
+        except LayerFailed as error:  # perhaps the input is too small: another may do
+            failed = error
+        except Exception as error:
+            complaint = f" The last one gave {_first_line(error)}"
+            if probe.given:
+                raise OptionError(
+                    f"The model fails on {probe.text}: {_first_line(error)} {UNTOUCHED} "
+                    "Try another example, or example=False to convert without measuring."
+                ) from error
+    if failed is not None:
+        path = str(failed).partition(":")[0]
+        raise OptionError(
+            f"{failed} That is what comes of {tried[-1]}. {UNTOUCHED} Try other options, another "
+            f'example, or leave the layer out: where="!{path}".'
+        ) from failed
+    tries = f" The model took none of: {'; '.join(tried)}.{complaint}" if tried else ""
+    return Probe(None, f"no input was given.{tries}")
+
+
+def certify(
+    model: nn.Module, edits: Sequence[Edit], before: Before | Probe, title: str, notes: list[str]
+) -> Certificate:
+    """The certificate of a model that has been converted."""
+    replaced = replacements(edits)
+    if isinstance(before, Probe):
+        return Certificate(title, len(replaced), before.text, False, notes=tuple(notes))
+    try:
+        output, stale = _run_after(model, replaced, before.probe)
+    except Exception as error:
+        raise OptionError(
+            f"The converted model fails on {before.probe.text}: {_first_line(error)} {UNTOUCHED}"
+        ) from error
+    if stale:
+        raise OptionError(
+            f"{', '.join(stale)}: the model also calls it from a place that is no submodule, "
+            f"such as a list or a closure, where it cannot be replaced. {UNTOUCHED} Try "
+            "nn.ModuleList in the model."
+        )
+    dtype = before.output[0].dtype if before.output else torch.float32
+    gap = difference(before.output, output) if before.output or output else None
+    certificate = Certificate(
+        title,
+        len(replaced),
+        before.probe.text,
+        True,
+        dtype=str(dtype).removeprefix("torch."),
+        difference=gap,
+        layers=before.layers,
+        unreached=tuple(before.unreached),
+        tolerance=rounding(dtype),
+        notes=tuple(notes),
+    )
+    if replaced and certificate.layers_exact and not certificate.exact and gap is not None:
+        change = sensitivity(model, before.probe)
+        if change >= SIMILAR * gap:
+            note = (
+                f"With an input that differs in its last digits the output changes by {change:.1e}"
+                " as well: rounding is enough."
+            )
+            return replace(certificate, notes=(*notes, note))
+    return certificate
+
+
+def sensitivity(model: nn.Module, probe: Probe) -> float:
+    """How much the output of a model changes with the last digits of its input."""
+
+    def nudged(tensor: Tensor) -> Tensor:
+        return tensor * (1 + NUDGE) if tensor.is_floating_point() else tensor
+
+    with undisturbed(model), full_precision(model):
+        first = [t.clone() for t in leaves(probe.run(model))]
+        other = Probe(tree_map_only(Tensor, nudged, probe.example), probe.text)
+        return difference(first, leaves(other.run(model)))
+
+
+def _run_before(model: nn.Module, edits: Sequence[Edit], probe: Probe) -> Before:
+    """Run the old model; whatever comes to an old layer is shown to the new one too.
+
+    The new layers compute with the tensors that they will have when all edits are done. Layers
+    that the model does not call for this input are compared on random numbers.
+    """
+    before = Before(probe)
+    replaced = replacements(edits)
+    hooks = [
+        _comparing(edit, final, before.layers)
+        for edit, final in zip(replaced, final_tensors(edits), strict=True)
+    ]
+    with ExitStack() as stack:
+        for edit, hook in zip(replaced, hooks, strict=True):
+            assert edit.old is not None
+            handle = edit.old.register_forward_pre_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
+        stack.enter_context(undisturbed(model))
+        stack.enter_context(undisturbed(nn.ModuleList(edit.new for edit in replaced)))
+        stack.enter_context(full_precision(model))
+        before.output = [t.detach().clone() for t in leaves(probe.run(model))]
+        for edit, hook in zip(replaced, hooks, strict=True):
+            if edit.paths[0] not in before.layers and edit.old is not None:
+                before.unreached.append(edit.paths[0])
+                _compare_on_numbers(edit.old, hook)
+    return before
+
+
+def _run_after(
+    model: nn.Module, replaced: Sequence[ReplaceModule], probe: Probe
+) -> tuple[list[Tensor], list[str]]:
+    """The output of the new model, and the paths of old layers that it still calls."""
+    stale: dict[str, None] = {}
+
+    def watching(edit: ReplaceModule) -> Hook:
+        def watch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if module is edit.old:
+                stale[edit.paths[0]] = None
+
+        return watch
+
+    with ExitStack() as stack:
+        for edit in replaced:  # old and new module have one dictionary of hooks
+            hook = edit.new.register_forward_pre_hook(watching(edit), with_kwargs=True)
+            stack.callback(hook.remove)
+        stack.enter_context(undisturbed(model))
+        stack.enter_context(full_precision(model))
+        return leaves(probe.run(model)), list(stale)
+
+
+def _comparing(edit: ReplaceModule, final: dict[str, Tensor], layers: dict[str, float]) -> Hook:
+    """A hook that shows the input of the old layer to the new one, and notes the difference."""
+    path = edit.paths[0]
+
+    def compare(old: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        was = old.forward(*_copied(args), **_copied(kwargs))  # without the hooks
+        try:
+            now = functional_call(edit.new, final, _copied(args), _copied(kwargs))
+        except Exception as error:
+            raise LayerFailed(f"{path}: {error}") from error
+        layers[path] = max(layers.get(path, 0.0), difference(leaves(was), leaves(now)))
+
+    return compare
+
+
+def _compare_on_numbers(old: nn.Module, compare: Hook) -> None:
+    norm = old.norm if isinstance(old, NormAct) else old
+    tensors = (*old.parameters(), *old.buffers(), torch.empty(0, device="cpu"))
+    like = next(t for t in tensors if t.is_floating_point())
+    channels = channels_of(norm)
+    if channels is None:
+        return
+    for rank in (2, 1, 3):
+        try:
+            compare(old, (noise((2, channels, *(POSITIONS,) * rank), like),), {})
+            return
+        except Exception:  # another rank may fit; if none does, the layer stays unmeasured
+            continue
+
+
+def _copied(arguments: Any) -> Any:
+    """Copies of the tensors: a layer may work in place."""
+    return tree_map_only(Tensor, torch.clone, arguments)
+
+
+def _first_line(error: Exception) -> str:
+    """The kind of an error and the first line of its text, as a sentence."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first.rstrip('.')}."

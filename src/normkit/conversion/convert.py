@@ -1,14 +1,23 @@
-"""One call that converts a model."""
+"""Turn the norms of a model into another kind."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
 
-from normkit.conversion.plan import Optimizers, plan_conversion
+from normkit.conversion.carry import replace_norms
+from normkit.conversion.edits import ROOT, ReplaceModule, refuse_unchangeable
+from normkit.conversion.plan import Optimizers, Plan
+from normkit.conversion.targets import find_target
+from normkit.errors import NormkitError, OptionError
+from normkit.inspection import Site, Survey, select, survey
 
 Model = TypeVar("Model", bound=nn.Module)
+FOLDING = ("reparameterize", "fuse", "switch_to_deploy", "fuse_model")
+"""Methods by which models fold their batch norms, reading scale, shift and statistics."""
+REGISTERED = ("_modules", "_parameters", "_buffers")
 
 
 def convert(
@@ -34,3 +43,101 @@ def convert(
     plan = plan_conversion(model, to, where, example=example, optimizer=optimizer, **options)
     plan._apply(None, stacklevel=3)  # a warning is to point at the caller
     return model
+
+
+def plan_conversion(
+    model: nn.Module,
+    to: str | type,
+    where: Any = None,
+    *,
+    example: Any = None,
+    optimizer: Optimizers = None,
+    **options: Any,
+) -> Plan:
+    """A plan to turn the norms of a model into another kind. Nothing is changed yet.
+
+    ``to`` is a name of the catalog such as "gn" or "ubn", or "torch_bn", "torch_gn", "sync_bn",
+    or one of these classes; ``options`` are those of the layer. ``where`` chooses norms, see
+    ``select``. ``example`` is an input of the model: it shows what feeds what, and is what
+    ``apply`` measures with. ``optimizer``, one or several, will get the new parameters.
+
+    Each layer takes over what it can: scale, shift, running statistics, eps, momentum, mode,
+    device and type, a fused activation, hooks. The printed plan says what is carried, what
+    starts anew, what is lost, and why a norm is left as it is.
+
+    >>> import torch, normkit as nk
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
+    >>> plan = nk.plan_conversion(model, "rbn")
+    >>> plan.apply(torch.randn(2, 3, 9, 9)).exact
+    True
+    >>> plan.undo()
+    """
+    refuse_unchangeable(model)
+    target = find_target(to)
+    target.check(options)
+    sites = select(_survey(model, example), where)
+    if any(site.path == "" for site in sites):
+        raise OptionError(ROOT)
+    edits, steps = replace_norms(model, sites, lambda site: (target, options))
+    going = {edit.paths[0] for edit in edits}
+    folding = {_folding_method(site, model) for site in sites if site.path in going}
+    notes = [
+        f"{method} would take the new layers for batch norms: convert to torch_bn before it."
+        for method in sorted(filter(None, folding))
+        if target.name != "torch_bn"
+    ]
+    notes += also_held(model, edits)
+    title = f"{type(model).__name__} to {target.name}"
+    return Plan(model, edits, steps, example=example, optimizer=optimizer, title=title, notes=notes)
+
+
+def _survey(model: nn.Module, example: Any) -> Survey:
+    try:
+        return survey(model, None if example is False else example)
+    except NormkitError:
+        raise
+    except Exception as error:
+        raise OptionError(
+            f"The model fails on the given input: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _folding_method(site: Site, model: nn.Module) -> str | None:
+    """A method of a module around the norm that folds it away, such as RepVGG.reparameterize."""
+    path = site.path
+    while path:
+        path = path.rpartition(".")[0]
+        around = type(model.get_submodule(path))
+        for name in FOLDING:
+            if callable(getattr(around, name, None)):
+                return f"{around.__name__}.{name}"
+    return None
+
+
+def also_held(model: nn.Module, edits: Sequence[ReplaceModule]) -> list[str]:
+    """A note, if an attribute or a list of the model has a norm that will be replaced.
+
+    A forward that calls it from there would go on with the old one. ``apply`` finds that out when
+    it runs the model; on the meta device, or without an example, this is all there is.
+    """
+    going = {id(edit.old): edit.paths[0] for edit in edits}
+    held = []
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in REGISTERED:
+                at = f"{path}.{name}" if path else name
+                held += [f"{going[id(v)]} in {at}" for v in _items(value) if id(v) in going]
+    if not held:
+        return []
+    return [
+        f"Also kept outside of the submodules, where it stays the old one: {', '.join(held)}. "
+        "Measure with an example to see whether it is called from there."
+    ]
+
+
+def _items(value: Any) -> Iterator[Any]:
+    yield value
+    if isinstance(value, list | tuple | set):
+        yield from value
+    elif isinstance(value, Mapping):
+        yield from value.values()

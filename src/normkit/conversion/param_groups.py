@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from normkit.conversion.parameter_roles import (
-    DECAYED,
-    PLAIN,
-    SCALE,
-    roles_by_module,
-    roles_by_shape,
-)
+from normkit.core.trained import DECAYED, NOT_DECAYED, SCALES
 from normkit.errors import NothingToDo, OptionError, ShapeError, nearest
+from normkit.inspection import kind_of
+from normkit.layers.base import Normalizer
+from normkit.layers.weight import WeightNormalizer
 
 
 def param_groups(
@@ -73,13 +71,13 @@ def param_groups(
     _check(names)
     roles = rules[rule](model)
     for parameter in _spared(names, no_decay):
-        roles[parameter] = PLAIN if roles[parameter] == DECAYED else roles[parameter]
+        roles[parameter] = NOT_DECAYED if roles[parameter] == DECAYED else roles[parameter]
     if rule == "official_shape":
         scale_lr_divisor = max(scale_lr_divisor, 1.0)  # only a reduction acts there
     settings = {
         DECAYED: (_fresh(lr), weight_decay),
-        PLAIN: (_fresh(lr), 0.0),
-        SCALE: (_fresh(lr / scale_lr_divisor), 0.0),
+        NOT_DECAYED: (_fresh(lr), 0.0),
+        SCALES: (_fresh(lr / scale_lr_divisor), 0.0),
     }
     groups = []
     for name, (rate, decay) in settings.items():
@@ -105,13 +103,13 @@ def _spared(names: dict[nn.Parameter, str], patterns: Iterable[str]) -> list[nn.
     """The parameters whose names match a pattern; each pattern must match."""
     spared: list[nn.Parameter] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found = [p for p, name in names.items() if fnmatchcase(name, pattern)]
-        if not found:
+        matches = [p for p, name in names.items() if fnmatchcase(name, pattern)]
+        if not matches:
             raise OptionError(
                 f"no_decay={pattern!r} matches no parameter. "
                 f"{nearest(pattern.strip('*'), names.values())[:300]}"
             )
-        spared += found
+        spared += matches
     return spared
 
 
@@ -128,3 +126,47 @@ def _at_least_zero(option: str, value: float | Tensor) -> None:
 def _fresh(lr: float | Tensor) -> float | Tensor:
     """A rate of its own for each group: schedulers write into tensors."""
     return lr.clone() if isinstance(lr, torch.Tensor) else lr
+
+
+# -------------------------------------------------------------------- the role of a parameter
+
+
+def roles_by_module(model: nn.Module) -> dict[nn.Parameter, str]:
+    """The role of every parameter, by the module that owns it."""
+    strength = {DECAYED: 0, NOT_DECAYED: 1, SCALES: 2}
+    roles: dict[nn.Parameter, str] = {}
+    for owner, name, parameter in _owned(model):
+        role = _role(owner, name, parameter)
+        # shared by a norm and something else: what the norm needs
+        if strength[role] >= strength[roles.get(parameter, role)]:
+            roles[parameter] = role
+    return roles
+
+
+def _owned(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Every parameter with its module and name there; a parametrized one is what it stands for."""
+    stands_for: dict[nn.Module, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        if parametrize.is_parametrized(module):
+            for name, steps in module.parametrizations.items():  # type: ignore[operator, union-attr]
+                stands_for[steps] = module, name
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield (*stands_for.get(module, (module, name)), parameter)
+
+
+def _role(owner: nn.Module, name: str, parameter: nn.Parameter) -> str:
+    if isinstance(owner, Normalizer | WeightNormalizer):
+        return owner.parameter_role(name).group
+    if kind_of(owner) is not None:  # a norm of another library
+        return SCALES if name == "weight" else NOT_DECAYED
+    # a weight of any layer has two axes at least; one is a scale such as that of LayerScale
+    return NOT_DECAYED if parameter.dim() < 2 or "bias" in name.split("_") else DECAYED
+
+
+def roles_by_shape(model: nn.Module) -> dict[nn.Parameter, str]:
+    """The rule of the official code: by the number of axes after squeeze(), and by the name."""
+    return {
+        p: DECAYED if p.squeeze().dim() != 1 else SCALES if "weight" in name else NOT_DECAYED
+        for name, p in model.named_parameters()
+    }

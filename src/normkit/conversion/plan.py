@@ -1,87 +1,290 @@
-"""A plan to turn the norms of a model into another kind."""
+"""A conversion before, while and after it is done: what it says and what it does."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from normkit.conversion.elsewhere import kept_elsewhere
-from normkit.conversion.places import folding_method, neighbour, rank_of
-from normkit.conversion.planned import Optimizers as Optimizers
-from normkit.conversion.planned import Plan as Plan
-from normkit.conversion.replacing import ROOT, ReplaceModule
-from normkit.conversion.rules import build
-from normkit.conversion.sharing import tie, untied
-from normkit.conversion.targets import find_target
-from normkit.conversion.wrappers import refuse_unchangeable
-from normkit.errors import NormkitError, OptionError
-from normkit.inspection import Survey, select, survey
+from normkit.conversion.certificate import Certificate, certify, measure_before
+from normkit.conversion.edits import (
+    Edit,
+    ReplaceModule,
+    check_all,
+    copies,
+    do_all,
+    refuse_unchangeable,
+    replacements,
+    same,
+    undo_all,
+)
+from normkit.conversion.optimizer import Rewiring
+from normkit.core.trained import STATISTICS
+from normkit.errors import NothingToDo
+
+Action = Literal["convert", "skip", "keep"]
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+SHOWN = ("activation ", "drop layer ")  # the change shows them on both sides
+WIDTH = 120  # of what is not a column
+INDENT = "    "
 
 
-def plan_conversion(
-    model: nn.Module,
-    to: str | type,
-    where: Any = None,
-    *,
-    example: Any = None,
-    optimizer: Optimizers = None,
-    **options: Any,
-) -> Plan:
-    """A plan to turn the norms of a model into another kind. Nothing is changed yet.
+@dataclass(frozen=True)
+class Step:
+    """One line of a plan: a norm, what becomes of it, and what that costs."""
 
-    ``to`` is a name of the catalog such as "gn" or "ubn", or "torch_bn", "torch_gn", "sync_bn",
-    or one of these classes; ``options`` are those of the layer. ``where`` chooses norms, see
-    ``select``. ``example`` is an input of the model: it shows what feeds what, and is what
-    ``apply`` measures with. ``optimizer``, one or several, will get the new parameters.
+    path: str
+    """Where it is in the model: the first path, if it has several."""
+    was: str
+    """The module that is there."""
+    becomes: str = ""
+    """The module that will be; empty where nothing changes."""
+    action: Action = "convert"
+    """"convert"; "keep", since it is what was asked for already; or "skip", see the reason."""
+    carried: tuple[str, ...] = ()
+    """What the new module takes over."""
+    initialised: tuple[str, ...] = ()
+    """What the new module has beside that, at its start values."""
+    lost: tuple[str, ...] = ()
+    """What the old module knew and the new one has no place for."""
+    exact: bool = False
+    """Whether the new module equals the old one in eval mode."""
+    reason: str = ""
+    """Why it is skipped or kept, or anything else worth knowing."""
+    paths: tuple[str, ...] = ()
+    """Every path, where the module is shared."""
 
-    Each layer takes over what it can: scale, shift, running statistics, eps, momentum, mode,
-    device and type, a fused activation, hooks. The printed plan says what is carried, what
-    starts anew, what is lost, and why a norm is left as it is.
+    @property
+    def change(self) -> str:
+        """From what to what."""
+        return f"{self.was} → {self.becomes}" if self.action == "convert" else self.was
 
-    >>> import torch, normkit as nk
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
-    >>> plan = nk.plan_conversion(model, "rbn")
-    >>> plan.apply(torch.randn(2, 3, 9, 9)).exact
-    True
-    >>> plan.undo()
+    @property
+    def contents(self) -> str:
+        """What is carried, what starts anew, what is lost, and whether it is exact, in words."""
+        if self.action != "convert":
+            return ""
+        parts = (
+            ("carries", [what for what in self.carried if not what.startswith(SHOWN)]),
+            ("starts", self.initialised),
+            ("loses", self.lost),
+        )
+        phrases = [f"{verb} {', '.join(what)}" for verb, what in parts if what]
+        phrases.append("exact in eval mode" if self.exact else "another function in eval mode")
+        return "; ".join(phrases)
+
+    @property
+    def note(self) -> str:
+        """The reason, with the action where that is not to convert."""
+        if self.action == "convert":
+            return self.reason
+        return f"{self.action}: {self.reason}" if self.reason else self.action
+
+
+class Plan:
+    """What a conversion will do to a model: print it, ``apply`` it, ``undo`` it.
+
+    It is made of edits, which are done in their order, and of the steps that tell of them.
+    Making a plan changes nothing. ``apply`` changes all or, on an error, nothing, and measures
+    what that does to the output. ``undo`` puts the original modules back, with their values.
     """
-    refuse_unchangeable(model)
-    target = find_target(to)
-    target.check(options)
-    sites = select(_survey(model, example), where)
-    edits, steps, folding = [], [], set()
-    for site in sites:
-        if site.path == "":
-            raise OptionError(ROOT)
-        rank, like = rank_of(site, model), neighbour(site, model)
-        with torch.inference_mode(False):  # its tensors could not be trained
-            new, step = build(site, target, options, rank=rank, like=like)
-        if new is not None:
-            edits.append(ReplaceModule(site.paths, new, old=site.module))
-            folding.add(folding_method(site, model))
-        steps.append(step)
-    tie(edits)
-    broken = untied(model, edits)
-    steps = [replace(s, lost=(*s.lost, *broken.get(s.path, ()))) for s in steps]
-    title = f"{type(model).__name__} to {target.name}"
-    notes = [
-        f"{method} would take the new layers for batch norms: convert to torch_bn before it."
-        for method in sorted(filter(None, folding))
-        if target.name != "torch_bn"
-    ]
-    notes += kept_elsewhere(model, edits)
-    return Plan(model, edits, steps, example=example, optimizer=optimizer, title=title, notes=notes)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        edits: Iterable[Edit],
+        steps: Iterable[Step],
+        *,
+        example: Any = None,
+        optimizer: Optimizers = None,
+        title: str = "conversion",
+        notes: Iterable[str] = (),
+    ) -> None:
+        refuse_unchangeable(model)
+        self.model = model
+        self.edits = tuple(edits)
+        self.steps = tuple(steps)
+        self.title = title
+        self.notes = tuple(notes)
+        self.example = example
+        self.certificate: Certificate | None = None
+        several: Any = optimizer if isinstance(optimizer, tuple | list) else [optimizer]
+        self._rewirings = [Rewiring(each, model) for each in several if each is not None]
+        self._contents: list[dict[str, Tensor]] = []
+        check_all(model, self.edits)
+
+    # ---------------------------------------------------------------- what it says
+
+    @property
+    def applied(self) -> bool:
+        """Whether the model is converted now."""
+        return self.certificate is not None
+
+    @property
+    def exact(self) -> bool:
+        """Whether every layer is expected to give the same as before in eval mode."""
+        others = any(not isinstance(edit, ReplaceModule) for edit in self.edits)
+        return not others and all(step.exact for step in self.steps if step.action == "convert")
+
+    def count(self, action: Action = "convert") -> int:
+        """How many steps there are of an action: "convert", "keep" or "skip"."""
+        return Counter(step.action for step in self.steps)[action]
+
+    def __str__(self) -> str:
+        """A headline, one line a norm, the other edits, and the certificate if there is one."""
+        lines = [self._headline()]
+        counted = Counter(step.contents for step in self.steps if step.action == "convert")
+        usual, times = next(iter(counted.most_common(1)), ("", 0))
+        if times > 1:
+            others = "" if len(counted) == 1 else ", unless noted below"
+            lines += wrap(f"Each layer{others}: {usual}.", WIDTH)
+        if self.steps:
+            lines += ["", *_rows(self.steps, usual if times > 1 else "")]
+        besides = [edit.description for edit in self.edits if not isinstance(edit, ReplaceModule)]
+        if besides:
+            lines += ["", "Besides:", *(f"  {description}" for description in besides)]
+        if self.certificate is not None:
+            lines += ["", f"Applied. {self.certificate}"]
+        elif self.notes:
+            lines += ["", *self.notes]
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        counts = [f"{self.count()} of {len(self.steps)} norms to convert"]
+        others = (self.count("keep"), "kept"), (self.count("skip"), "skipped")
+        counts += [f"{count} {word}" for count, word in others if count]
+        if not self.count():
+            return f"{self.title}: {', '.join(counts)}."
+        outlook = (
+            "Each layer is exact in eval mode."
+            if self.exact
+            else "The function changes: apply() measures by how much."
+        )
+        return f"{self.title}: {', '.join(counts)}. {outlook}"
+
+    def __repr__(self) -> str:
+        state = "applied" if self.applied else "not applied"
+        return f"<Plan: {self.title}, {self.count()} norm(s) to convert, {state}>"
+
+    # ---------------------------------------------------------------- what it does
+
+    def apply(self, example: Any = None) -> Certificate:
+        """Change the model, and say what that did to its output in eval mode.
+
+        ``example`` is an input to measure with: a tensor, a tuple of positional arguments or a
+        mapping of keyword arguments. Without one an input is looked for; ``example=False`` does
+        without measuring. Whatever goes wrong, the model is as it was. A plan that is applied
+        already gives its certificate again.
+        """
+        return self._apply(example, stacklevel=3)
+
+    def _apply(self, example: Any, stacklevel: int) -> Certificate:
+        if self.certificate is not None:
+            return self.certificate
+        if not self.edits and not self.count("keep"):
+            message = f"{self.title}: no layer is converted. {self._why_none()}"
+            warnings.warn(message, stacklevel=stacklevel)
+        refuse_unchangeable(self.model)
+        check_all(self.model, self.edits)
+        example = self.example if example is None else example
+        before = measure_before(self.model, self.edits, example)
+        parameters = list(self.model.parameters())
+        try:
+            do_all(self.model, self.edits)
+            self._contents = self._new_contents()
+            self._rewire(parameters)
+            notes = [*self.notes, *self._without_statistics()]
+            notes += [f"{rewiring.note}." for rewiring in self._rewirings] or self._untrained()
+            self.certificate = certify(self.model, self.edits, before, self.title, notes)
+        except BaseException:
+            self._restore()
+            raise
+        return self.certificate
+
+    def undo(self) -> None:
+        """Put the original modules back, with the values they had; optimizers likewise.
+
+        What was trained elsewhere in the model since then stays as it is, so a warning is given
+        if the new layers have changed: then the model is neither what it was nor what it became.
+        """
+        if self.certificate is None:
+            raise NothingToDo("The plan is not applied, so there is nothing to undo.")
+        for edit in self.edits:
+            edit.check_undo(self.model)
+        unchanged = all(
+            same(value, after[name].to(value))
+            for before, after in zip(self._contents, self._new_contents(), strict=True)
+            for name, value in before.items()
+        )
+        if not unchanged:
+            warnings.warn(
+                f"{self.title}: the new layers have been trained since. undo brings back the old "
+                "ones as they were, while the rest of the model stays as it is.",
+                stacklevel=2,
+            )
+        self._restore()
+
+    def _new_contents(self) -> list[dict[str, Tensor]]:
+        return [copies(edit.new) for edit in replacements(self.edits)]
+
+    def _rewire(self, before: list[nn.Parameter]) -> None:
+        now = {id(p) for p in self.model.parameters()}
+        gone = [p for p in before if id(p) not in now]
+        come = [s for edit in self.edits for s in edit.successors() if id(s.new) in now]
+        olds = [edit.old for edit in replacements(self.edits) if edit.old is not None]
+        stay = {p: None for old in olds for p in old.parameters() if id(p) in now}
+        for rewiring in self._rewirings:
+            rewiring.do(gone, come, list(stay))
+
+    def _restore(self) -> None:
+        for rewiring in self._rewirings:
+            rewiring.undo()
+        undo_all(self.model, self.edits)
+        self.certificate = None
+
+    def _without_statistics(self) -> list[str]:
+        empty = [s.path for s in self.steps if STATISTICS in s.initialised]
+        if not empty:
+            return []
+        return [
+            f"{len(empty)} layer(s) took over from norms without running statistics, such as "
+            f"{empty[0]}: train or calibrate before eval mode, or convert the batch norms alone, "
+            'where="kind:bn".'
+        ]
+
+    def _untrained(self) -> list[str]:
+        """What nobody would train who has an optimizer already."""
+        new = {id(s.new) for edit in self.edits for s in edit.successors() if s.new.requires_grad}
+        if not new:
+            return []
+        return [
+            f"{len(new)} parameter(s) are new: make the optimizer now, or give it to the plan with "
+            "optimizer=."
+        ]
+
+    def _why_none(self) -> str:
+        reasons = Counter(step.reason for step in self.steps if step.action == "skip")
+        if not reasons:
+            return "The model has no norms that normkit knows. Print normkit.survey(model)."
+        return " ".join(f"{count} skipped: {reason}." for reason, count in reasons.items())
 
 
-def _survey(model: nn.Module, example: Any) -> Survey:
-    try:
-        return survey(model, None if example is False else example)
-    except NormkitError:
-        raise
-    except Exception as error:
-        raise OptionError(
-            f"The model fails on the given input: {type(error).__name__}: {error}"
-        ) from error
+def _rows(steps: Sequence[Step], usual: str) -> list[str]:
+    """One line a norm, and below it what happens to its contents where that is not the usual."""
+    cells = [("layer", "change", ""), *((s.path, s.change, s.note) for s in steps)]
+    widths = [max(len(row[i]) for row in cells) for i in (0, 1)]
+    below = ["", *("" if step.contents == usual else step.contents for step in steps)]
+    lines = []
+    for (path, change, note), contents in zip(cells, below, strict=True):
+        line = f"{path:{widths[0]}}  {change:{widths[1]}}  {note}".rstrip()
+        fits = len(line) <= WIDTH
+        lines.append(line if fits else f"{path:{widths[0]}}  {change}")
+        for text in (contents, "" if fits else note):
+            lines += wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+    return lines

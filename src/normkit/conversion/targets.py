@@ -1,4 +1,4 @@
-"""What a norm can become."""
+"""What a norm can become: a layer of the catalog, or one of torch's own."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from normkit.catalog import ENTRIES, names
 from normkit.core.groups import resolve_groups
-from normkit.core.trained import TrainedBN
+from normkit.core.trained import STATISTICS, TrainedBN
 from normkit.errors import OptionError, UnknownName, nearest
 
+Taken = dict[str, str]
+"""Which tensors of a new layer hold something of the old one, and what."""
 TORCH_BN = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-BOTH = ("weight", "bias")
-# The parameters that mean what scale and shift of a batch norm mean. rbn and iebn scale their
-# weight against the gate, ubn both; a kernel is no scale.
-ROLES: dict[str, tuple[str, ...]] = {
-    "rbn": ("bias",),
-    "iebn": ("bias",),
-    "bnet": ("bias",),
-    "ubn": (),
-    "frozen_bn": (),  # buffers
-    "input_norm": ("weight",),  # its bias is not trained
-}
+BATCH_OPTIONS = ("eps", "momentum", "affine", "track_running_stats")
 
 
 @dataclass(frozen=True)
@@ -32,17 +25,13 @@ class Target:
     """A kind of norm, and how to make one from what another knows."""
 
     name: str
-    make: Callable[[Any, int, dict[str, Any]], nn.Module]
-    """From the fields of a batch norm, the number of spatial axes and options."""
+    make: Callable[[TrainedBN, int, dict[str, Any]], tuple[nn.Module, Taken]]
+    """From a batch norm, the number of spatial axes and options."""
     options: tuple[str, ...]
     classes: tuple[type, ...]
     """What is of this kind already."""
     from_bn: bool
     """Whether it equals a batch norm in eval mode."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return ROLES.get(self.name, BOTH)
 
     def check(self, options: dict[str, Any]) -> None:
         for option in options:
@@ -71,87 +60,74 @@ def find_target(to: str | type) -> Target:
     return TARGETS[to]
 
 
-def _of_the_catalog(name: str) -> Target:
-    entry = ENTRIES[name]
-    known = tuple(option for option in entry.options() if option not in ("device", "dtype"))
+def _catalog_target(name: str) -> Target:
+    layer = ENTRIES[name]
+    options = tuple(option for option in layer.options() if option not in ("device", "dtype"))
 
-    momentum = entry.options().get("momentum")
-    # a source without momentum reads as 0.1; some layers want another one
-    slow = momentum.default if momentum is not None and momentum.default != 0.1 else None
-
-    def make(bn: Any, rank: int, options: dict[str, Any]) -> nn.Module:
-        if "dims" in known:
-            options = {"dims": rank, **options}
-        if slow is not None and not hasattr(bn, "momentum"):
-            options = {"momentum": slow, **options}
-        made: nn.Module = entry.from_batch_norm(bn, **options)
+    def make(bn: TrainedBN, rank: int, asked: dict[str, Any]) -> tuple[nn.Module, Taken]:
+        made: tuple[nn.Module, Taken] = layer.from_trained(
+            bn, **({"dims": rank, **asked} if "dims" in options else asked)
+        )
         return made
 
-    return Target(name, make, known, (entry,), entry.card.exact_from_bn)
+    return Target(name, make, options, (layer,), layer.card.exact_from_bn)
 
 
-def _torch_bn(bn: Any, rank: int, options: dict[str, Any]) -> nn.Module:
-    return _filled(TORCH_BN[rank], bn, options)
+def _torch_bn(bn: TrainedBN, rank: int, asked: dict[str, Any]) -> tuple[nn.Module, Taken]:
+    return _filled(TORCH_BN[rank], bn, asked)
 
 
-def _sync_bn(bn: Any, rank: int, options: dict[str, Any]) -> nn.Module:
-    return _filled(nn.SyncBatchNorm, bn, options)
+def _sync_bn(bn: TrainedBN, rank: int, asked: dict[str, Any]) -> tuple[nn.Module, Taken]:
+    if not (bn.tracked or bn.pools_samples):
+        raise OptionError("it has nothing to synchronise: only batch norms have that form")
+    return _filled(nn.SyncBatchNorm, bn, asked)
 
 
-def _torch_gn(bn: Any, rank: int, options: dict[str, Any]) -> nn.Module:
-    known = TrainedBN.read(bn)
-    rest = {key: value for key, value in options.items() if key not in ("groups", "group_policy")}
-    wish, policy = options.get("groups"), options.get("group_policy", "error")
-    groups = resolve_groups(known.channels, wish, policy, owner="GroupNorm")
-    made = nn.GroupNorm(
-        groups,
-        known.channels,
-        **{"eps": known.eps, "affine": known.affine, **rest},
-        device=known.mean.device,
-        dtype=known.weight.dtype,
-    )
-    return _start(made, known)
+def _torch_gn(bn: TrainedBN, rank: int, asked: dict[str, Any]) -> tuple[nn.Module, Taken]:
+    rest = {key: value for key, value in asked.items() if key not in ("groups", "group_policy")}
+    wish, policy = asked.get("groups"), asked.get("group_policy", "error")
+    groups = resolve_groups(bn.channels, wish, policy, owner="GroupNorm")
+    options: dict[str, Any] = {"eps": bn.eps, "affine": bn.affine, **rest, **_type(bn)}
+    return _started(nn.GroupNorm(groups, bn.channels, **options), bn)
 
 
-def _filled(kind: type[nn.Module], bn: Any, options: dict[str, Any]) -> nn.Module:
-    known = TrainedBN.read(bn)
-    usual = {"eps": known.eps, "momentum": known.momentum, "affine": known.affine}
-    made = kind(
-        known.channels,
-        **{**usual, **options},
-        device=known.mean.device,
-        dtype=known.weight.dtype,
-    )
-    return _start(made, known)
+def _filled(kind: type[nn.Module], bn: TrainedBN, asked: dict[str, Any]) -> tuple[nn.Module, Taken]:
+    usual = {"eps": bn.eps, "momentum": bn.momentum, "affine": bn.affine}
+    if bn.pools_samples and not bn.tracked:  # or eval mode would use statistics of nothing
+        usual["track_running_stats"] = False
+    return _started(kind(bn.channels, **{**usual, **asked}, **_type(bn)), bn)
 
 
-def _start(made: Any, known: TrainedBN) -> nn.Module:
-    """Values, mode and whether to train, as ``from_batch_norm`` does for our layers."""
-    values = {
-        "weight": known.weight,
-        "bias": known.bias,
-        "running_mean": known.mean,
-        "running_var": known.var,
-        "num_batches_tracked": known.batches,
-    }
-    for name, value in values.items():
-        tensor = getattr(made, name, None)
+def _type(bn: TrainedBN) -> dict[str, Any]:
+    return {"device": bn.mean.device, "dtype": bn.weight.dtype}
+
+
+@torch.no_grad()
+def _started(layer: nn.Module, bn: TrainedBN) -> tuple[nn.Module, Taken]:
+    """Values, mode and whether to train, as ``from_trained`` does for our layers."""
+    taken = {}
+    for name, value, what in (
+        ("weight", bn.weight, "weight"),
+        ("bias", bn.bias, "bias"),
+        ("running_mean", bn.mean, STATISTICS),
+        ("running_var", bn.var, STATISTICS),
+        ("num_batches_tracked", bn.batches, STATISTICS),
+    ):
+        tensor = getattr(layer, name, None)
         if tensor is not None:
-            tensor.detach().copy_(value)
-    made.requires_grad_(known.trainable)
-    module: nn.Module = made.train(known.training)
-    return module
+            tensor.copy_(value)
+            taken[name] = what
+    return layer.requires_grad_(bn.trainable).train(bn.training), taken
 
 
-_BATCH_OPTIONS = ("eps", "momentum", "affine", "track_running_stats")
+_OF_TORCH = (
+    Target("torch_bn", _torch_bn, BATCH_OPTIONS, tuple(TORCH_BN.values()), True),
+    Target("torch_gn", _torch_gn, ("groups", "group_policy", "eps", "affine"), (nn.GroupNorm,),
+           False),
+    Target("sync_bn", _sync_bn, (*BATCH_OPTIONS, "process_group"), (nn.SyncBatchNorm,), True),
+)  # fmt: skip
 TARGETS: dict[str, Target] = {
-    **{name: _of_the_catalog(name) for name in names("activation")},
-    "torch_bn": Target("torch_bn", _torch_bn, _BATCH_OPTIONS, tuple(TORCH_BN.values()), True),
-    "torch_gn": Target(
-        "torch_gn", _torch_gn, ("groups", "group_policy", "eps", "affine"), (nn.GroupNorm,), False
-    ),
-    "sync_bn": Target(
-        "sync_bn", _sync_bn, (*_BATCH_OPTIONS, "process_group"), (nn.SyncBatchNorm,), True
-    ),
+    **{name: _catalog_target(name) for name in names("activation")},
+    **{target.name: target for target in _OF_TORCH},
 }
 """Every name that ``convert`` takes."""

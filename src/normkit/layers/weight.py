@@ -34,6 +34,7 @@ class WeightNormalizer(Configured):
 
     card: ClassVar[Card]
     standardizes: ClassVar[bool] = False  # whether it subtracts the mean and divides by the spread
+    computed_together: ClassVar[bool] = False  # many weights can be done in one launch
 
     def __init__(
         self,

@@ -66,6 +66,7 @@ class WS(WeightNormalizer):
     'Conv2d'
     """
 
+    computed_together = True
     card = Card(
         name="ws",
         title="Weight Standardization",

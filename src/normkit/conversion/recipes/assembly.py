@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from normkit.conversion.accounting import describe
-from normkit.conversion.edit import Edit
-from normkit.conversion.elsewhere import kept_elsewhere
-from normkit.conversion.places import neighbour, rank_of
+from normkit.conversion.carry import Wish, replace_norms
+from normkit.conversion.convert import also_held
+from normkit.conversion.edits import Edit, refuse_unchangeable
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.replacing import ReplaceModule
-from normkit.conversion.rules import build
-from normkit.conversion.sharing import tie, untied
-from normkit.conversion.step import Step
-from normkit.conversion.wrappers import refuse_unchangeable
 from normkit.errors import NothingToDo
 from normkit.inspection import Site, Survey, select, survey
 from normkit.layers.norm_act import NormAct
 
 BATCH = ("bn", "sync_bn", "ghost_bn")  # what the papers start from
-
-Wish = tuple[str, dict[str, Any]]
-"""What a norm is to become, and with which options."""
 
 
 @dataclass(frozen=True)
@@ -43,26 +34,27 @@ class Recipe:
 def look(model: nn.Module, example: Any, recipe: str, *targets: str) -> Survey:
     """The norms of a model, if there are batch norms among them, or the recipe's own layers."""
     refuse_unchangeable(model)
-    found = survey(model, None if example is False else example)
-    if not any(site.kind in (*BATCH, *targets) for site in found):
-        kinds = ", ".join(found.kinds) or "none at all"
+    norms = survey(model, None if example is False else example)
+    if not any(site.kind in (*BATCH, *targets) for site in norms):
+        kinds = ", ".join(norms.kinds) or "none at all"
         raise NothingToDo(
-            f"{recipe} starts from batch norms, and {found.title} has none. Its norms: {kinds}."
+            f"{recipe} starts from batch norms, and {norms.title} has none. Its norms: {kinds}."
         )
-    return found
+    return norms
 
 
-def several(blocks: Sequence[str], found: Survey) -> dict[str, int]:
+def several(norms: Survey) -> dict[str, int]:
     """How many norms each block has, shortcuts not counted, of blocks with more than one."""
     counts = {
-        block: sum(site.block == block and not site.shortcut for site in found) for block in blocks
+        block: sum(site.block == block and not site.shortcut for site in norms)
+        for block in norms.blocks
     }
     return {block: count for block, count in counts.items() if count > 1}
 
 
 def assemble(
     model: nn.Module,
-    found: Survey,
+    norms: Survey,
     wish: Callable[[Site], Wish | str],
     *,
     title: str,
@@ -76,36 +68,24 @@ def assemble(
 
     ``besides`` gets the new modules by path, and tells what else is to be changed.
     """
-    edits: list[ReplaceModule] = []
-    steps: list[Step] = []
-    chosen = {id(site) for site in select(found, where)}
-    for site in found:
-        wanted = wish(site) if id(site) in chosen else "left out by where"
-        if not isinstance(wanted, str) and site.kind not in (*BATCH, wanted[0]):
-            wanted = f"it is {site.kind}, no batch norm"
-        if isinstance(wanted, str):
-            was = describe(site.module)
-            steps.append(Step(site.path, was, action="keep", reason=wanted, paths=site.paths))
-            continue
-        to, options = wanted
-        place = {"rank": rank_of(site, model), "like": neighbour(site, model)}
-        new, step = build(site, to, options, **place)  # type: ignore[arg-type]
-        steps.append(step)
-        if new is not None:
-            edits.append(ReplaceModule(site.paths, new, old=site.module))
-    tie(edits)
-    broken = untied(model, edits)
-    steps = [replace(s, lost=(*s.lost, *broken.get(s.path, ()))) for s in steps]
+    chosen = {id(site) for site in select(norms, where)}
+
+    def wanted(site: Site) -> Wish | str:
+        wishes = wish(site) if id(site) in chosen else "left out by where"
+        if not isinstance(wishes, str) and site.kind not in (*BATCH, wishes[0]):
+            return f"it is {site.kind}, no batch norm"
+        return wishes
+
+    edits, steps = replace_norms(model, norms, wanted)
     more = besides({edit.paths[0]: edit.new for edit in edits})
-    title = f"{found.title}, recipe {title}"
     return Plan(
         model,
         [*edits, *more],
         steps,
         example=example,
         optimizer=optimizer,
-        title=title,
-        notes=[*notes, *kept_elsewhere(model, edits)],
+        title=f"{norms.title}, recipe {title}",
+        notes=[*notes, *also_held(model, edits)],
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from normkit.conversion.carry import Wish
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import Recipe, Wish, assemble, look
+from normkit.conversion.recipes.assembly import Recipe, assemble, look
 from normkit.errors import OptionError
 from normkit.inspection import Site, Survey, call_model, undisturbed
 from normkit.inspection.run import Listener, watch_inputs
@@ -67,15 +68,15 @@ def bgn(
     if groups is None:
         assert batch_size is not None
         groups = groups_for(batch_size)
-    found = look(model, example, "bgn", "bgn")
-    sizes = _sizes(model, found, example)
+    norms = look(model, example, "bgn", "bgn")
+    sizes = _sizes(model, norms, example)
 
     def wish(site: Site) -> Wish:
         return "bgn", {"groups": min(groups, sizes.get(site.path, groups)), **options}
 
     return assemble(
         model,
-        found,
+        norms,
         wish,
         title=f"bgn, {groups} groups",
         where=where,
@@ -84,10 +85,10 @@ def bgn(
     )
 
 
-def _sizes(model: nn.Module, found: Survey, example: Any) -> dict[str, int]:
+def _sizes(model: nn.Module, norms: Survey, example: Any) -> dict[str, int]:
     """How many values a sample has at each norm, where that is known."""
     if example is None or example is False:
-        return {site.path: site.channels for site in found if site.channels and _flat(model, site)}
+        return {site.path: site.channels for site in norms if site.channels and _flat(model, site)}
     sizes: dict[str, int] = {}
 
     def listener(path: str) -> Listener:
@@ -96,7 +97,7 @@ def _sizes(model: nn.Module, found: Survey, example: Any) -> dict[str, int]:
 
         return note
 
-    listeners = {site.module: listener(site.path) for site in found}
+    listeners = {site.module: listener(site.path) for site in norms}
     with undisturbed(model), watch_inputs(listeners):
         call_model(model, example)
     return sizes

@@ -1,19 +1,24 @@
-"""recipes.bnet: batch norms whose affine map sees its neighbourhood."""
+"""recipes.bnet: batch norms whose affine map sees its neighbourhood; and how kernels start."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
+from normkit.conversion.carry import Wish
+from normkit.conversion.edits import SetTensor
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import Recipe, Wish, assemble, look, several
-from normkit.conversion.recipes.kernels import check_start, started
+from normkit.conversion.recipes.assembly import Recipe, assemble, look, norm_path, several
+from normkit.conversion.sources import norm_of
 from normkit.errors import OptionError, nearest
 from normkit.inspection import Site
+from normkit.layers.bnet import KERNEL_STARTS, start_kernel
 
 PLACEMENTS = ("last", "all")
+STARTS = ("exact", *KERNEL_STARTS)
 
 
 def bnet(
@@ -41,11 +46,11 @@ def bnet(
     if placement not in PLACEMENTS:
         raise OptionError(f"bnet got placement={placement!r}. {nearest(placement, PLACEMENTS)}")
     check_start("bnet", start)
-    found = look(model, example, "bnet", "bnet")
-    blocks = several(found.blocks, found)
+    norms = look(model, example, "bnet", "bnet")
+    blocks = several(norms)
     if placement == "last" and not blocks:
         raise OptionError(
-            f"bnet changes the last norm of each block, and {found.title} has no blocks with "
+            f"bnet changes the last norm of each block, and {norms.title} has no blocks with "
             'several norms. Try placement="all".'
         )
 
@@ -56,13 +61,13 @@ def bnet(
 
     return assemble(
         model,
-        found,
+        norms,
         wish,
         title=f"bnet, {placement}",
         where=where,
         example=example,
         optimizer=optimizer,
-        besides=lambda new: started(new, start),
+        besides=lambda new: starting_kernels(new, start),
     )
 
 
@@ -76,3 +81,23 @@ def _untrained(options: Mapping[str, Any], samples: int) -> dict[str, Any]:
 
 
 RECIPE = Recipe(bnet, layer="bnet", untrained=_untrained)
+
+
+def check_start(recipe: str, start: str) -> None:
+    if start not in STARTS:
+        raise OptionError(f"{recipe} got start={start!r}. {nearest(str(start), STARTS)}")
+
+
+def starting_kernels(new: dict[str, nn.Module], start: str) -> Iterator[SetTensor]:
+    """Edits that fill the kernels of new layers; none for an exact start, which they have."""
+    if start == "exact":
+        return
+    for path, module in new.items():
+        norm: Any = norm_of(module)
+        if norm.weight is None or norm.weight.dim() < 3:
+            continue
+        kernel, bias = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
+        start_kernel(kernel, bias, start, norm.scale_init)
+        at = norm_path(path, module)
+        yield SetTensor(f"{at}.weight", kernel.detach(), f"{at}: its kernel starts as {start!r}")
+        yield SetTensor(f"{at}.bias", bias.detach(), f"{at}: its bias starts as {start!r}")

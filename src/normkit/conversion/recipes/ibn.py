@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from normkit.conversion.carry import Wish
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import Recipe, Wish, assemble, look, several
+from normkit.conversion.recipes.assembly import Recipe, assemble, look, several
 from normkit.errors import OptionError
 from normkit.inspection import Site
 
@@ -36,11 +37,11 @@ def ibn(
     >>> nk.recipes.ibn(torchvision.models.resnet50()).count()
     13
     """
-    found = look(model, example, "ibn", "ibn")
-    blocks = list(several(found.blocks, found))
+    norms = look(model, example, "ibn", "ibn")
+    blocks = list(several(norms))
     if not blocks:
         raise OptionError(
-            f"ibn changes the first norm of blocks, and {found.title} has no blocks with several "
+            f"ibn changes the first norm of blocks, and {norms.title} has no blocks with several "
             'norms. Try normkit.convert(model, "ibn", where=...).'
         )
     chosen = set(blocks if where is not None and stages is None else _in_stages(blocks, stages))
@@ -52,7 +53,7 @@ def ibn(
         return "ibn", {"ratio": ratio, **options}
 
     return assemble(
-        model, found, wish, title="ibn", where=where, example=example, optimizer=optimizer
+        model, norms, wish, title="ibn", where=where, example=example, optimizer=optimizer
     )
 
 

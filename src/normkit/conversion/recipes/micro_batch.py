@@ -7,12 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from normkit.conversion.attaching import ComputeTogether, Standardize
-from normkit.conversion.edit import Edit
-from normkit.conversion.edits import SetTensor
+from normkit.conversion.carry import Wish
+from normkit.conversion.edits import Edit, SetTensor
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import Recipe, Wish, assemble, look, norm_path
-from normkit.conversion.weights import is_plain, refuse_shared
+from normkit.conversion.recipes.assembly import Recipe, assemble, look, norm_path
+from normkit.conversion.standardize import is_plain, refuse_shared, standardizing
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.inspection import Site, select
 from normkit.layers.weight import fan_in
@@ -70,14 +69,14 @@ def micro_batch(
     wanted: dict[str, Any] = {**options} if groups is None else {"groups": groups, **options}
     if norm == "bcn" and micro:
         wanted = {"micro": True, "update_rate": update_rate, **wanted}
-    found = look(model, example, "micro_batch", norm)
+    norms = look(model, example, "micro_batch", norm)
 
     def wish(site: Site) -> Wish:
         return norm, wanted
 
     def besides(new: dict[str, nn.Module]) -> Iterator[Edit]:
-        yield from _standardized(model, select(found, where), variant)
-        for site in found:
+        yield from _standardized(model, select(norms, where), variant)
+        for site in norms:
             if zero_last and site.last_in_block and site.path in new:
                 name = "group_weight" if norm == "bcn" else "weight"
                 at = f"{norm_path(site.path, new[site.path])}.{name}"
@@ -85,7 +84,7 @@ def micro_batch(
 
     return assemble(
         model,
-        found,
+        norms,
         wish,
         title=f"micro_batch, ws and {norm}",
         where=where,
@@ -103,8 +102,7 @@ def _standardized(model: nn.Module, sites: tuple[Site, ...], variant: str) -> li
     plain = {p: m for p, m in layers.items() if isinstance(m, CONVOLUTIONS) and is_plain(m)}
     wide: dict[str, Any] = {p: conv for p, conv in plain.items() if fan_in(conv.weight) > 1}
     refuse_shared(model, wide)
-    edits: list[Edit] = [Standardize(path, "ws", variant=variant) for path in wide]
-    return [*edits, ComputeTogether(list(wide))] if len(wide) > 1 else edits
+    return standardizing(wide, "ws", variant=variant)
 
 
 RECIPE = Recipe(micro_batch)

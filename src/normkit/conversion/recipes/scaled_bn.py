@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.utils.hooks import RemovableHandle
 
-from normkit.conversion.accounting import describe
-from normkit.conversion.edit import Edit
-from normkit.conversion.edits import AddInputNorm, SetTensor
-from normkit.conversion.plan import Optimizers, Plan
+from normkit.conversion.carry import describe
+from normkit.conversion.edits import NONE, Edit, Modules, SetTensor, Successor
+from normkit.conversion.plan import Optimizers, Plan, Step
 from normkit.conversion.recipes.assembly import BATCH, Recipe, look, norm_path
-from normkit.conversion.step import Step
 from normkit.errors import OptionError
 from normkit.inspection import Site, select
 from normkit.layers.input_norm import InputNorm
@@ -55,11 +54,11 @@ def scaled_bn(
     """
     if not isinstance(scale, int | float) or not 0 < scale <= 1:
         raise OptionError(f"scaled_bn expects a scale above 0 and up to 1, got {scale!r}.")
-    found = look(model, example, "scaled_bn")
-    chosen = {id(site) for site in select(found, where)}
+    norms = look(model, example, "scaled_bn")
+    chosen = {id(site) for site in select(norms, where)}
     edits: list[Edit] = []
     steps: list[Step] = []
-    for site in found:
+    for site in norms:
         reason = "" if id(site) in chosen else "left out by where"
         reason = reason or _refusal(site)
         if not reason:
@@ -79,7 +78,7 @@ def scaled_bn(
             dtype=like.dtype,
         )
         edits.append(AddInputNorm(layer.train(model.training)))
-    title = f"{found.title}, recipe scaled_bn, γ₀ {scale}"
+    title = f"{norms.title}, recipe scaled_bn, γ₀ {scale}"
     return Plan(model, edits, steps, example=example, optimizer=optimizer, title=title)
 
 
@@ -150,3 +149,64 @@ def _input_channels(model: nn.Module, example: Any) -> int:
 
 
 RECIPE = Recipe(scaled_bn)
+
+
+# -------------------------------------------------------------------- a norm of the input
+
+
+class AddInputNorm(Edit):
+    """Normalize the first input of the model, with a norm that becomes its child ``name``.
+
+    A Sequential runs all its children, so there the norm becomes the first of them; elsewhere a
+    hook calls it.
+    """
+
+    def __init__(self, norm: nn.Module, name: str = "input_norm") -> None:
+        self.norm, self.name = norm, name
+        self.description = f"{name} = {type(norm).__name__} before everything else"
+        self._handle: RemovableHandle | None = None
+
+    def check(self, model: nn.Module, new: Modules = NONE) -> None:
+        if hasattr(model, self.name):
+            raise OptionError(
+                f"The model has an attribute {self.name!r} already, so no norm of that name can "
+                "be added to its input."
+            )
+
+    def do(self, model: nn.Module) -> None:
+        rest = dict(model._modules)
+        model.add_module(self.name, self.norm)
+        if type(model).forward is nn.Sequential.forward:
+            for name, module in rest.items():  # to the end, in their order
+                del model._modules[name]
+                model._modules[name] = module
+        else:
+            hook = _Prepended(self.name)
+            self._handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def undo(self, model: nn.Module) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        if model._modules.get(self.name) is self.norm:
+            del model._modules[self.name]
+
+    def successors(self) -> list[Successor]:
+        return [Successor(p, None) for p in self.norm.parameters()]
+
+
+class _Prepended:
+    """A hook that looks the norm up by its name, so that copies of the model use their own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        norm = model._modules[self.name]
+        assert norm is not None
+        if args:
+            return (norm(args[0]), *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, {**kwargs, first: norm(kwargs[first])}

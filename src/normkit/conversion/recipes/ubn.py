@@ -9,7 +9,7 @@ from torch import nn
 
 from normkit.conversion.plan import Optimizers, Plan
 from normkit.conversion.recipes.assembly import Recipe, assemble, look
-from normkit.conversion.recipes.kernels import check_start, started
+from normkit.conversion.recipes.bnet import check_start, starting_kernels
 
 
 def ubn(
@@ -36,16 +36,16 @@ def ubn(
     (20, True)
     """
     check_start("ubn", start)
-    found = look(model, example, "ubn", "ubn")
+    norms = look(model, example, "ubn", "ubn")
     return assemble(
         model,
-        found,
+        norms,
         lambda site: ("ubn", {"tau": tau, **options}),
         title=f"ubn, tau {tau}",
         where=where,
         example=example,
         optimizer=optimizer,
-        besides=lambda new: started(new, start),
+        besides=lambda new: starting_kernels(new, start),
     )
 
 

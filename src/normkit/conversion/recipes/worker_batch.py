@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from normkit.conversion.plan import plan_conversion
+from normkit.conversion.convert import plan_conversion
 from normkit.errors import OptionError
 from normkit.inspection import survey
 from normkit.layers.base import Normalizer

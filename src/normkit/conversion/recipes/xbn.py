@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from normkit.conversion.carry import Wish
 from normkit.conversion.plan import Optimizers, Plan
-from normkit.conversion.recipes.assembly import Recipe, Wish, assemble, look, several
+from normkit.conversion.recipes.assembly import Recipe, assemble, look, several
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.inspection import Site
 
@@ -49,15 +50,15 @@ def xbn(
     ['layer1.1.bn2', 'layer2.0.bn2', 'layer2.2.bn2']
     """
     _check(position, norm, every, stem, groups)
-    found = look(model, example, "xbn")
-    counts = several(found.blocks, found)
+    norms = look(model, example, "xbn")
+    counts = several(norms)
     if not counts:
         raise OptionError(
-            f"xbn changes one norm of each block, and {found.title} has no blocks with several "
+            f"xbn changes one norm of each block, and {norms.title} has no blocks with several "
             f'norms. Try normkit.convert(model, "{norm}", where=...).'
         )
     if every > len(counts):
-        raise OptionError(f"xbn got every={every}, and {found.title} has {len(counts)} blocks.")
+        raise OptionError(f"xbn got every={every}, and {norms.title} has {len(counts)} blocks.")
     if position > max(3, *counts.values()):
         most = max(counts.values())
         raise OptionError(f"xbn got position={position}, and no block has more than {most} norms.")
@@ -88,7 +89,7 @@ def xbn(
 
     return assemble(
         model,
-        found,
+        norms,
         wish,
         title=f"xbn, {norm} at position {position}, every {every}, stem {stem}",
         where=where,

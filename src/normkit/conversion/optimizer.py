@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.conversion.edit import Successor
-from normkit.conversion.parameter_roles import DECAYED, PLAIN, roles_by_module
+from normkit.conversion.edits import Successor
+from normkit.conversion.param_groups import roles_by_module
+from normkit.core.trained import DECAYED, NOT_DECAYED
 from normkit.errors import OptionError
 
 
@@ -33,13 +34,13 @@ class Rewiring:
                 "LBFGS keeps one vector for all parameters, which cannot be rewired. Make the "
                 "optimizer after the conversion."
             )
-        if _has_groups_elsewhere(optimizer):
+        if _has_other_groups(optimizer):
             raise OptionError(
                 f"{type(optimizer).__name__} holds another optimizer with groups of its own, which "
                 "cannot be rewired. Make the optimizer after the conversion."
             )
-        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if known.isdisjoint(map(id, model.parameters())):
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if trained.isdisjoint(map(id, model.parameters())):
             raise OptionError(
                 f"The {type(optimizer).__name__} knows no parameter of this model. Give the "
                 "optimizer that was made for it."
@@ -95,18 +96,19 @@ class Rewiring:
             group["params"][:] = kept  # in place: others hold the list
         self._stayed = {p: _copy(state.get(p, {})) for p in stay if id(p) in home}
         removed = sum(id(p) in home for p in gone)
-        said = [
+        parts = [
             f"{len(self._stayed)} norm parameter(s) stay as they are" if self._stayed else "",
             f"{added} added, {carried} of them with the state of the one before" if added else "",
             f"{removed} removed" if removed else "",
         ]
-        told = "; ".join(filter(None, said)) or "no parameter is concerned"
-        self.note = f"{type(self.optimizer).__name__}: {told}"
+        text = "; ".join(filter(None, parts)) or "no parameter is concerned"
+        self.note = f"{type(self.optimizer).__name__}: {text}"
 
     def _by_role(self) -> dict[nn.Parameter, list[Tensor]]:
         """Where the groups are those of ``param_groups``: the one for each parameter."""
         groups = {group.get("name"): group["params"] for group in self.optimizer.param_groups}
-        if len(groups) < len(self.optimizer.param_groups) or not {DECAYED, PLAIN} & set(groups):
+        named = len(groups) == len(self.optimizer.param_groups)
+        if not named or groups.keys().isdisjoint((DECAYED, NOT_DECAYED)):
             return {}
         roles = roles_by_module(self.model)
         return {p: groups[role] for p, role in roles.items() if role in groups}
@@ -141,7 +143,7 @@ class Rewiring:
                 now[name] = value
 
 
-def _has_groups_elsewhere(optimizer: torch.optim.Optimizer) -> bool:
+def _has_other_groups(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer inside, as of ZeroRedundancyOptimizer, has a list of its own."""
     held = {id(group["params"]) for group in optimizer.param_groups}
     inside = [o for o in vars(optimizer).values() if isinstance(o, torch.optim.Optimizer)]
