@@ -20,16 +20,18 @@ so that none of them has to be installed.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _LazyNormBase, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from normkit.catalog import ENTRIES
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
+from normkit.layers.weight import WeightNormalizer
 
 # names of classes, first match wins; those of torch.nn that have a class of their own come later
 NAMED = (
@@ -68,6 +70,18 @@ STORED_AS_TORCH = ("bn", "sync_bn", "split_bn", "iabn", "evo", "frozen_bn", "in"
 OVER_THE_LAST_AXIS = ("ln", "rms", "simple", "grn")  # outside of normkit
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 WEIGHTED = (_ConvNd, nn.Linear, nn.Bilinear)
+# classes that normalize their weight; first match wins
+NORMALIZED_WEIGHTS = (
+    (r"ScaledStdConv", "scaled_ws"),
+    (r"StdConv|Conv\w*WS|WSConv|ConvAWS|WeightStandardized", "ws"),
+)
+# what computes a weight; torch.nn.utils has an old form, which is a hook, and a new one
+COMPUTED_WEIGHTS = {
+    "WeightNorm": "wn",
+    "_WeightNorm": "wn",
+    "SpectralNorm": "spectral",
+    "_SpectralNorm": "spectral",
+}
 
 
 def kind_of(module: nn.Module) -> str | None:
@@ -143,3 +157,22 @@ def _first(table: tuple[tuple[str, str], ...], names: list[str]) -> str | None:
 def is_parametrization(module: nn.Module) -> bool:
     """Whether a module computes a weight: SpectralNorm is no norm, whatever its name."""
     return isinstance(module, ParametrizationList)
+
+
+def weight_kind_of(module: nn.Module) -> str | None:
+    """How the weight of a layer is normalized: by its class, a parametrization, or a hook."""
+    steps: list[Any] = list(module._forward_pre_hooks.values())  # that compute its tensors
+    if is_parametrized(module):
+        for computed in module.parametrizations.values():  # type: ignore[operator]
+            steps += computed
+    for step in steps:
+        if isinstance(step, WeightNormalizer):
+            return step.card.name
+        if (kind := COMPUTED_WEIGHTS.get(type(step).__name__)) is not None:
+            return kind
+    if not isinstance(getattr(module, "weight", None), nn.Parameter):
+        return None
+    names = [base.__name__ for base in type(module).__mro__]
+    return next(
+        (kind for mark, kind in NORMALIZED_WEIGHTS for n in names if re.search(mark, n)), None
+    )

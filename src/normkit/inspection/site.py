@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from normkit.core.card import Card
-from normkit.inspection.kinds import channel_axis_of, kind_of, layer_of
+from normkit.inspection.kinds import channel_axis_of, kind_of, layer_of, weight_kind_of
 from normkit.layers.norm_act import NormAct
-from normkit.layers.weight import WeightNormalizer
 
 LIBRARIES = ("normkit", "torch", "timm", "torchvision")
 MODULES = ("module", "act", "drop")  # fields that hold part of the model, not a fact about it
 ACTS = ("act", "activation")
 DROPS = ("drop", "dropout")
-# of classes that do it alone; first match wins
-CLASSES = (
-    (r"ScaledStdConv", "scaled_ws"),
-    (r"StdConv|Conv\w*WS|WSConv|ConvAWS|WeightStandardized", "ws"),
-)
-# of what computes the weight; torch.nn.utils has an old form, which is a hook, and a new one
-COMPUTED = {
-    "WeightNorm": "wn",
-    "_WeightNorm": "wn",
-    "SpectralNorm": "spectral",
-    "_SpectralNorm": "spectral",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,21 +193,5 @@ def weights_of(model: nn.Module) -> tuple[WeightSite, ...]:
     return tuple(
         WeightSite(path, module, kind, library_of(module), type(module).__name__)
         for path, module in model.named_modules()
-        if (kind := _weight_kind(module)) is not None
+        if (kind := weight_kind_of(module)) is not None
     )
-
-
-def _weight_kind(module: nn.Module) -> str | None:
-    steps: list[Any] = list(module._forward_pre_hooks.values())  # that compute its tensors
-    if is_parametrized(module):
-        for computed in module.parametrizations.values():  # type: ignore[operator]
-            steps += computed
-    for step in steps:
-        if isinstance(step, WeightNormalizer):
-            return step.card.name
-        if (kind := COMPUTED.get(type(step).__name__)) is not None:
-            return kind
-    if not isinstance(getattr(module, "weight", None), nn.Parameter):
-        return None
-    names = [base.__name__ for base in type(module).__mro__]
-    return next((kind for mark, kind in CLASSES for n in names if re.search(mark, n)), None)
