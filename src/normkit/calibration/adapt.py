@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.calibration.apply import chosen_norms
-from normkit.calibration.calibrate import Metric, change_statistics, reader_of, sweep_of
+from normkit.calibration.calibrate import Metric, change_statistics, check_mode, reader_of
+from normkit.calibration.measuring import Measurement
 from normkit.calibration.result import Calibration, LayerChange
 from normkit.errors import OptionError
 from normkit.inspection import undisturbed
@@ -62,7 +63,7 @@ def adapt(
         raise OptionError(f"adapt expects prior to be a number of images ≥ 0, got {prior!r}.")
     norms, left = chosen_norms(model, where, frozen)
     reader = reader_of(model, batches, forward, images)
-    sweep = sweep_of(mode, together)
+    check_mode(mode, together)
     reader.keep()
     before = effective_classes(reader) if guard else None
 
@@ -72,11 +73,10 @@ def adapt(
         return lost_layer(layers) or lost_classes(before, effective_classes(reader))
 
     return change_statistics(
-        reader,
-        norms,
+        Measurement(reader, norms),
         left,
-        sweep=sweep,
         mode=mode,
+        together=together,
         prior=prior,
         metric=metric,
         higher_is_better=higher_is_better,

@@ -9,14 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from normkit.calibration.apply import StatisticsWriter, chosen_norms
-from normkit.calibration.fingerprint import Fingerprint, of_state, of_weights
-from normkit.calibration.measuring import (
-    InputStatistics,
-    all_batches_together,
-    layerwise,
-    measure_inputs,
-    norm_after_norm,
-)
+from normkit.calibration.fingerprint import of_state, of_weights
+from normkit.calibration.measuring import InputStatistics, Measurement
 from normkit.calibration.result import BufferSnapshot, Calibration, LayerChange
 from normkit.calibration.statistics import Statistics, StatisticsSource
 from normkit.errors import NothingToDo, OptionError, nearest
@@ -24,8 +18,7 @@ from normkit.inspection import undisturbed
 from normkit.inspection.batches import BatchReader, Forward
 
 Metric = Callable[[nn.Module], float]
-Sweep = Callable[..., list[InputStatistics]]
-MODES: dict[str, Sweep] = {"progressive": norm_after_norm, "layerwise": layerwise}
+MODES = ("progressive", "layerwise")  # methods of Measurement
 
 
 def calibrate(
@@ -83,17 +76,13 @@ def calibrate(
     0.0
     """
     norms, left = chosen_norms(model, where, frozen)
-    reader = reader_of(model, batches, forward, images)
-    sweep = sweep_of(mode, together)
     if until is not None and not (math.isfinite(until) and until > 0):
         raise OptionError(f"calibrate expects until to be a positive number, got {until!r}.")
     return change_statistics(
-        reader,
-        norms,
+        Measurement(reader_of(model, batches, forward, images), norms, until),
         left,
-        sweep=sweep,
         mode=mode,
-        until=until,
+        together=together,
         metric=metric,
         higher_is_better=higher_is_better,
         note=note,
@@ -124,13 +113,12 @@ def measure(
     (3.0, 7.0)
     """
     norms, _ = chosen_norms(model, where, frozen)
-    fingerprint = Fingerprint()
-    reader = reader_of(model, batches, forward, images)
-    measured = measure_inputs(reader, norms, fingerprint)
+    measurement = Measurement(reader_of(model, batches, forward, images), norms)
+    measured = measurement.one_pass(norms)
     if not any(one.merged is not None for one in measured):
         raise NothingToDo("No batch reached a norm with finite values: nothing to measure.")
     state = of_state(model.state_dict().items())
-    return _statistics(model, measured, fingerprint, note, "layerwise", state)
+    return _statistics(measurement, measured, note, "layerwise", state)
 
 
 def reader_of(
@@ -141,23 +129,19 @@ def reader_of(
     return BatchReader(model, several, forward, max_samples=images)
 
 
-def sweep_of(mode: str, together: bool) -> Sweep:
-    """How to go through the norms."""
+def check_mode(mode: str, together: bool) -> None:
     if mode not in MODES:
         raise OptionError(f"calibrate got mode={mode!r}. {nearest(str(mode), MODES)}")
     if together and mode != "progressive":
         raise OptionError(f"together=True is for mode='progressive', got mode={mode!r}.")
-    return all_batches_together if together else MODES[mode]
 
 
 def change_statistics(
-    reader: BatchReader,
-    norms: list[Any],
+    measurement: Measurement,
     left: dict[str, str],
     *,
-    sweep: Sweep,
     mode: str,
-    until: float | None = None,
+    together: bool = False,
     prior: float = 0.0,
     metric: Metric | None = None,
     higher_is_better: bool = True,
@@ -169,9 +153,10 @@ def change_statistics(
 
     ``check`` looks at what has changed and gives a reason to take it back, or None.
     """
-    model = reader.model
-    before = BufferSnapshot(norm.norm for norm in norms)
-    writer, fingerprint = StatisticsWriter(norms, prior), Fingerprint()
+    check_mode(mode, together)
+    model, until = measurement.reader.model, measurement.until
+    before = BufferSnapshot(norm.norm for norm in measurement.norms)
+    writer = StatisticsWriter(measurement.norms, prior)
 
     def write(one: InputStatistics) -> None:
         assert one.merged is not None
@@ -181,7 +166,7 @@ def change_statistics(
     state = of_state(model.state_dict().items()) if mode == "layerwise" else ""
     try:
         first = None if metric is None else score(model, metric)
-        measured = sweep(reader, norms, write, until, fingerprint)
+        measured = getattr(measurement, "together" if together else mode)(write)
         done = [one for one in measured if one.merged is not None]
         if not done:
             raise NothingToDo(
@@ -196,7 +181,7 @@ def change_statistics(
         result = Calibration(
             model,
             layers,
-            _statistics(model, done, fingerprint, note, mode, state),
+            _statistics(measurement, done, note, mode, state),
             before,
             what=what,
             images=max(one.images for one in done),
@@ -243,17 +228,17 @@ def _became_worse(before: float, after: float, higher_is_better: bool) -> str | 
 
 
 def _statistics(
-    model: nn.Module,
+    measurement: Measurement,
     measured: Sequence[InputStatistics],
-    fingerprint: Fingerprint,
     note: str,
     mode: str,
     state: str,
 ) -> Statistics:
+    model, data = measurement.reader.model, measurement.fingerprint
     return Statistics(
         {one.norm.path: one.merged for one in measured if one.merged is not None},
         {one.norm.path: one.norm.kind for one in measured if one.merged is not None},
-        (StatisticsSource.now(str(fingerprint), fingerprint.images, note),),
+        (StatisticsSource.now(str(data), data.images, note),),
         type(model).__name__,
         mode,
         state,

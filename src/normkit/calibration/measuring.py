@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -121,137 +122,124 @@ class InputStatistics:
         return bool((self.uncertainty() <= bound).all())
 
 
-def measure_inputs(
-    reader: BatchReader,
-    norms: Sequence[NormStatistics],
-    fingerprint: Fingerprint,
-    until: float | None = None,
-    stop_at: nn.Module | None = None,
-) -> list[InputStatistics]:
-    """The statistics of the inputs of norms, over all batches or until they are sure enough."""
-    measured = [InputStatistics(norm) for norm in norms]
-    size = 0
-
-    def listener(one: InputStatistics) -> Listener:
-        return lambda x: one.add(x, size)
-
-    listeners = {one.norm.norm: listener(one) for one in measured}
-    with undisturbed(reader.model), watch_inputs(listeners, stop_at):
-        for number, batch in enumerate(reader, 1):
-            size = batch.size
-            reader.run(batch, number)
-            for one in measured:
-                one.images += size
-                one.batches += 1
-            if number > fingerprint.batches:  # a later pass is no new data
-                fingerprint.add(batch.inputs, batch.images)
-            reached = [one for one in measured if one.merged is not None]
-            if until is not None and reached and all(one.is_sure(until) for one in reached):
-                break
-    for one in measured:
-        if one.left_out:
-            warnings.warn(
-                f"{one.norm.path}: {one.left_out} batch(es) held values that are not finite and "
-                "were left out of the statistics. Look for overflow, or for broken data.",
-                NonFiniteWarning,
-                stacklevel=2,
-            )
-    return measured
-
-
-# -------------------------------------------------------------------- ways through the norms
-
 Write = Callable[[InputStatistics], None]
 
 
-def layerwise(
-    reader: BatchReader,
-    norms: Sequence[NormStatistics],
-    write: Write,
-    until: float | None,
-    fingerprint: Fingerprint,
-) -> list[InputStatistics]:
-    """One pass: each norm's input is measured as it is with the statistics of now."""
-    measured = measure_inputs(reader, norms, fingerprint, until)
-    for one in measured:
-        if one.merged is not None:
-            write(one)
-    return measured
+class Measurement:
+    """One measurement of norms over the batches of a reader, and the ways to go through them.
 
-
-def norm_after_norm(
-    reader: BatchReader,
-    norms: Sequence[NormStatistics],
-    write: Write,
-    until: float | None,
-    fingerprint: Fingerprint,
-) -> list[InputStatistics]:
-    """A pass a norm, from the input on: each sees what comes through the new statistics below it.
-
-    The memory is that of one batch. See ``progressive``.
+    ``fingerprint`` is that of the data, once it is done; with ``until`` a pass ends when the
+    relative standard errors of all norms that were reached are below it.
     """
-    measured = {norm: InputStatistics(norm) for norm in norms}
 
-    def measure(norm: NormStatistics, stop_at: nn.Module | None) -> bool:
-        (one,) = measure_inputs(reader, [norm], fingerprint, until, stop_at)
-        if one.merged is None:
-            return False
-        write(one)
-        measured[norm] = one
-        return True
+    def __init__(
+        self, reader: BatchReader, norms: Sequence[NormStatistics], until: float | None = None
+    ) -> None:
+        self.reader, self.norms, self.until = reader, norms, until
+        self.fingerprint = Fingerprint()
 
-    for norm, settled in progressive(reader, norms, measure):
-        measured[norm].settled = settled
-    return list(measured.values())
+    def one_pass(
+        self, norms: Sequence[NormStatistics], stop_at: nn.Module | None = None
+    ) -> list[InputStatistics]:
+        """What norms get as input, with the statistics of now; nothing is written."""
+        measured = [InputStatistics(norm) for norm in norms]
+        size = 0
 
+        def listener(one: InputStatistics) -> Listener:
+            return lambda x: one.add(x, size)
 
-def all_batches_together(
-    reader: BatchReader,
-    norms: Sequence[NormStatistics],
-    write: Write,
-    until: float | None,
-    fingerprint: Fingerprint,
-) -> list[InputStatistics]:
-    """The same in one pass: all batches run side by side and wait for each other at each norm.
-
-    One forward of each batch in all, but what they hold between norms is in memory together.
-    """
-    if until is not None:
-        raise OptionError("until= looks at one batch after the other, together=True at all.")
-    batches = list(reader)
-    measured = [InputStatistics(norm) for norm in norms]
-
-    def listener(one: InputStatistics) -> Listener:
-        def combine(inputs: list[Any]) -> list[None]:
-            if one.merged is not None:
-                raise OptionError(
-                    f"{one.norm.path} runs several times in one forward, so its input depends on "
-                    "its own statistics. Try together=False."
+        listeners = {one.norm.norm: listener(one) for one in measured}
+        with undisturbed(self.reader.model), watch_inputs(listeners, stop_at):
+            for number, batch in enumerate(self.reader, 1):
+                size = batch.size
+                self.reader.run(batch, number)
+                for one in measured:
+                    one.images += size
+                    one.batches += 1
+                if number > self.fingerprint.batches:  # a later pass is no new data
+                    self.fingerprint.add(batch.inputs, batch.images)
+                if self._is_sure([one for one in measured if one.merged is not None]):
+                    break
+        for one in measured:
+            if one.left_out:
+                warnings.warn(
+                    f"{one.norm.path}: {one.left_out} batch(es) held values that are not finite "
+                    "and were left out of the statistics. Look for overflow, or for broken data.",
+                    NonFiniteWarning,
+                    stacklevel=2,
                 )
-            for x, batch in zip(inputs, batches, strict=True):
-                one.add(x, batch.size)
-                one.images += batch.size
-                one.batches += 1
+        return measured
+
+    def _is_sure(self, reached: list[InputStatistics]) -> bool:
+        bound = self.until
+        return bound is not None and bool(reached) and all(one.is_sure(bound) for one in reached)
+
+    def layerwise(self, write: Write) -> list[InputStatistics]:
+        """One pass: each norm's input is measured as it is with the statistics of now."""
+        measured = self.one_pass(self.norms)
+        for one in measured:
             if one.merged is not None:
                 write(one)
-            return [None] * len(inputs)
+        return measured
 
-        def meet(x: Tensor) -> None:
-            run = current_run()
-            if run is not None and one.norm.fits(x):
-                run.meet(one.norm.path, x, combine)
+    def progressive(self, write: Write) -> list[InputStatistics]:
+        """A pass a norm, from the input on: each sees what comes through the new statistics below.
 
-        return meet
+        The memory is that of one batch. See ``progressive`` of inspection.
+        """
+        measured = {norm: InputStatistics(norm) for norm in self.norms}
 
-    def job(number: int) -> Callable[[], None]:
-        return lambda: reader.run(batches[number - 1], number)
+        def measure(norm: NormStatistics, stop_at: nn.Module | None) -> bool:
+            (one,) = self.one_pass([norm], stop_at)
+            if one.merged is None:
+                return False
+            write(one)
+            measured[norm] = one
+            return True
 
-    listeners = {one.norm.norm: listener(one) for one in measured}
-    with undisturbed(reader.model), watch_inputs(listeners):
-        run_side_by_side([job(number) for number in range(1, len(batches) + 1)])
-    for batch in batches:
-        fingerprint.add(batch.inputs, batch.images)
-    for one in measured:
-        if one.merged is not None:
-            write(one)  # again: leaving the block above has put the buffers back
-    return measured
+        for norm, settled in progressive(self.reader, self.norms, measure):
+            measured[norm].settled = settled
+        return list(measured.values())
+
+    def together(self, write: Write) -> list[InputStatistics]:
+        """The same in one pass: all batches run side by side and wait for each other at each norm.
+
+        One forward of each batch in all, but what they hold between norms is in memory together.
+        """
+        if self.until is not None:
+            raise OptionError("until= looks at one batch after the other, together=True at all.")
+        reader, batches = self.reader, list(self.reader)
+        measured = [InputStatistics(norm) for norm in self.norms]
+
+        def listener(one: InputStatistics) -> Listener:
+            def combine(inputs: list[Any]) -> list[None]:
+                if one.merged is not None:
+                    raise OptionError(
+                        f"{one.norm.path} runs several times in one forward, so its input depends "
+                        "on its own statistics. Try together=False."
+                    )
+                for x, batch in zip(inputs, batches, strict=True):
+                    one.add(x, batch.size)
+                    one.images += batch.size
+                    one.batches += 1
+                if one.merged is not None:
+                    write(one)
+                return [None] * len(inputs)
+
+            def meet(x: Tensor) -> None:
+                run = current_run()
+                if run is not None and one.norm.fits(x):
+                    run.meet(one.norm.path, x, combine)
+
+            return meet
+
+        listeners = {one.norm.norm: listener(one) for one in measured}
+        jobs = [partial(reader.run, batch, number) for number, batch in enumerate(batches, 1)]
+        with undisturbed(reader.model), watch_inputs(listeners):
+            run_side_by_side(jobs)
+        for batch in batches:
+            self.fingerprint.add(batch.inputs, batch.images)
+        for one in measured:
+            if one.merged is not None:
+                write(one)  # again: leaving the block above has put the buffers back
+        return measured

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.calibration.statistics import Statistics
-from normkit.core.messages import counted
+from normkit.core.messages import aligned, counted
 
 SHOWN = 40  # layers in a printed table; the worst are shown if there are more
 
@@ -169,14 +169,7 @@ def _table(layers: Sequence[LayerChange]) -> list[str]:
             moved, ratio = f"{one.mean_shift:.2g} σ", f"×{one.std_ratio:.3g}"
             path = one.path or "(the model)"
             rows.append((path, one.kind, f"{one.values:,}", moved, ratio, error))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
+    lines = aligned(rows, right=range(2, 6))
     if len(chosen) < len(layers):
         lines.append(f"({len(layers) - len(chosen)} norms that changed less are not shown)")
     return lines

@@ -1,8 +1,9 @@
-"""Words for messages: which layer is meant, and how many of a thing there are."""
+"""Words for messages: which layer is meant, how many of a thing there are, aligned tables."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Sequence
 
 from torch import nn
 
@@ -42,3 +43,14 @@ def counted(count: int, noun: str) -> str:
     """
     many = f"{noun}es" if noun.endswith("tch") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else many}"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """The lines of a table: columns as wide as their widest cell, some of them flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = zip(range(len(row)), row, widths, strict=True)
+        padded = [c.rjust(width) if i in right else c.ljust(width) for i, c, width in cells]
+        lines.append("  ".join(padded).rstrip())
+    return lines

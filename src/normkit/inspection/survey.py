@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from normkit.core.messages import aligned
 from normkit.errors import UnknownName, nearest
 from normkit.inspection.blocks import places_of
 from normkit.inspection.checks import refuse_wrapped
@@ -136,7 +137,10 @@ def table(title: str, sites: Sequence[Site], weights: Counter[str]) -> str:
             ("" if one else "all: ") + ", ".join(facts),
             *_weights(weights),
             "",
-            *_lines(fitting),
+            *aligned(
+                list(zip(*fitting.values(), strict=True)),
+                right=[i for i, name in enumerate(fitting) if name in RIGHT],
+            ),
             *([f"(too wide for this table: {', '.join(missing)})"] if missing else []),
         ]
     )
@@ -183,18 +187,6 @@ CELLS = {
 }
 SHARED = ("class", "eps", "momentum", "affine", "statistics", "mode")
 RIGHT = ("channels", "groups")
-
-
-def _lines(columns: dict[str, list[str]]) -> list[str]:
-    widths = _widths(columns)
-    rows = zip(*columns.values(), strict=True)
-    return [
-        "  ".join(
-            cell.rjust(width) if name in RIGHT else cell.ljust(width)
-            for cell, (name, width) in zip(row, widths.items(), strict=True)
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _widths(columns: dict[str, list[str]]) -> dict[str, int]:
