@@ -13,7 +13,7 @@ import normkit as nk
 from cases import CHANNELS, every, label
 from cases import build as built
 from normkit import catalog
-from normkit.conversion import plan_conversion
+from normkit.conversion import plan_conversion, plan_fuse
 from normkit.core.card import Card
 from normkit.core.moments import Coefficients, Moments
 from normkit.errors import NothingToDo
@@ -255,6 +255,8 @@ def test_every_layer_fuses(case: Case) -> None:
     model = Residual(built(case)).eval()
     x = torch.randn(4, CHANNELS, 6, 6, dtype=torch.float64)
     plain = copy.deepcopy(model)
+    plan = plan_fuse(model)
+    assert (plan.fused, plan.left) == ({"rest.0": "silu", "norm": "sum and relu"}, {})
     nk.fuse(model, x)
     assert isinstance(model.rest[0], nk.NormAct)
     assert type(model).forward is not Residual.forward

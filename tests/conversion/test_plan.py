@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -155,3 +156,24 @@ def test_later_plans_are_undone_first() -> None:
     assert portrait(model) == middle
     first.undo()
     assert portrait(model) == before
+
+
+def test_every_edit_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a trial nor the measurement does it: the new layers are built, and placed, once."""
+    built, done = [], []
+    build, do = nk.UBN.__init__, ReplaceModule.do
+
+    def counting_build(self: nk.UBN, *args: Any, **options: Any) -> None:
+        built.append(self)
+        build(self, *args, **options)
+
+    def counting_do(self: ReplaceModule, model: nn.Module) -> None:
+        done.append(self)
+        do(self, model)
+
+    monkeypatch.setattr(nk.UBN, "__init__", counting_build)
+    monkeypatch.setattr(ReplaceModule, "do", counting_do)
+    plan = plan_conversion(trained(Net()), "ubn")
+    assert (len(built), len(done)) == (len(PATHS), 0)
+    assert plan.apply(images()).exact
+    assert (len(built), len(done)) == (len(PATHS), len(PATHS))

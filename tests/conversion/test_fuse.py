@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
+from normkit.conversion import plan_fuse
 from normkit.errors import NormkitError, NothingToDo, OptionError
 
 
@@ -102,6 +103,7 @@ def test_what_else_uses_the_norm_is_left_alone() -> None:
             return torch.relu(y) + y
 
     net = Two()
+    assert plan_fuse(net).left == {"norm": "neither a sum nor ReLU or SiLU alone follows it"}
     assert nk.fuse(net) is net
 
 
@@ -116,6 +118,7 @@ def test_a_forward_that_depends_on_the_mode_is_left_alone() -> None:
             return y * 2 if self.training else y
 
     net = Moody().eval()
+    assert plan_fuse(net).left == {"norm": "the forward of Moody is another one in eval mode"}
     assert nk.fuse(net) is net
     assert not net.training
 
@@ -131,6 +134,7 @@ def test_a_forward_that_looks_at_numbers_is_left_alone() -> None:
             return y if y.sum() > 0 else -y
 
     net = Looking()
+    assert plan_fuse(net).left == {"norm": "the forward of Looking cannot be traced (TraceError)"}
     assert nk.fuse(net) is net
     assert net.training
 
@@ -278,6 +282,7 @@ def test_a_forward_that_keeps_something_is_left_alone() -> None:
             self.seen = torch.relu(self.bn1(self.conv1(x)))
             return self.seen
 
+    assert "keeps something on the module" in plan_fuse(Keeping()).left["bn1"]
     net = nk.fuse(Keeping(), example=False)
     assert type(net) is Keeping
     assert net.seen is None
@@ -296,6 +301,7 @@ def test_a_forward_that_collects_something_is_left_alone() -> None:
             self.seen.append(y)
             return y
 
+    assert "keeps something on the module" in plan_fuse(Collecting()).left["bn1"]
     net = nk.fuse(Collecting(), example=False)
     assert type(net) is Collecting
     assert net.seen == []
@@ -305,6 +311,9 @@ def test_hooks_see_what_they_saw() -> None:
     block, seen = Block(), []
     block.register_forward_hook(lambda *_: seen.append("block"))
     block.bn1.register_forward_hook(lambda norm, args, out: seen.append(bool((out < 0).any())))
+    plan = plan_fuse(block)
+    assert plan.fused == {"bn2": "sum and relu"}
+    assert "bn1 left: it or what follows it has hooks" in str(plan)
     nk.fuse(block, example=False)
     block(torch.randn(2, 8, 5, 5))
     assert seen == [True, "block"]
