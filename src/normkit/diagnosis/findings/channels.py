@@ -177,32 +177,23 @@ def saturated_gates(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Fi
 
 
 def tiny_groups(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
-    counts = {x: n for x in evidence.layers if (n := elements(x)) is not None and n <= 2}
+    shapes = {x: x.eval.shape for x in evidence.layers if x.eval is not None and x.eval.shape}
+    sizes = {x: x.measured.group_size(shape) for x, shape in shapes.items()}
+    counts = {x: size for x, size in sizes.items() if size is not None and size <= 2}
     if counts:
         worst = min(counts, key=lambda layer: counts[layer])
-        few = counts[worst]
+        few, shape = counts[worst], ", ".join(["N", *map(str, shapes[worst][1:])])
         yield ERASING.finding(
             "serious" if few == 1 else "warning",
             list(counts),
             f"{named(worst.path)} takes statistics over groups of {counted(few, 'element')}: input "
-            f"{_shape(worst)}, {worst.site.groups or worst.site.channels} groups"
+            f"({shape}), {worst.site.groups or worst.site.channels} groups"
             + (": the output is constant." if few == 1 else ": the output is 1 or −1."),
             worst=worst,
             remedy=f"{conversion(ERASING, list(counts), ', groups=1')}  # and train on",
             elements=few,
             layers=len(counts),
         )
-
-
-def elements(layer: NormEvidence) -> int | None:
-    """How many values share statistics within a sample; None where samples share them."""
-    shape = layer.eval.shape if layer.eval is not None else None
-    return None if shape is None else layer.measured.group_size(shape)
-
-
-def _shape(layer: NormEvidence) -> str:
-    shape = layer.eval.shape if layer.eval is not None and layer.eval.shape else ()
-    return f"({', '.join(['N', *map(str, shape[1:])])})"
 
 
 def shared_statistics(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:

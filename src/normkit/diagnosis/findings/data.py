@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from normkit.core.moments import Moments
-from normkit.inspection.batches import NO_TARGET, LoaderBatch, ModelCall, tensors_in
+from normkit.inspection.batches import LoaderBatch, ModelCall, tensors_in
 from normkit.inspection.statistics import MomentsAccumulator, channel_moments
 
 FEATURES = 512  # of a sample, that batches are compared by
 BATCHES = 4  # least number that can be compared
+SAMPLES = 32  # of a mixed batch, if the given ones are smaller
+VALUES = 1 << 24  # and as long as it has no more values than this
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +93,7 @@ def chance_of(compared: int) -> float:
 
 
 def _announced(loader: Any) -> tuple[int | None, int | None, int | None]:
-    """LoaderBatch size, size of the last batch, and samples of an epoch, as a DataLoader says."""
+    """Batch size, size of the last batch, and samples of an epoch, as a DataLoader says."""
     size = getattr(loader, "batch_size", None)
     sampler = getattr(loader, "sampler", None)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -104,17 +107,13 @@ def _announced(loader: Any) -> tuple[int | None, int | None, int | None]:
     return size, last if total >= size or left else None, total
 
 
-SAMPLES = 32  # of a mixed batch, if the given ones are smaller
-VALUES = 1 << 24  # and as long as it has no more values than this
-
-
 def mixed(batches: list[LoaderBatch]) -> list[LoaderBatch]:
     """The same samples, dealt out in turn to batches of their size or of at least 32 samples.
 
     Evaluation data often come sorted, and in small batches: statistics of such a batch are not
     those of the data. Data that cannot be taken apart by sample come back as they are.
     """
-    if not batches or not all(map(_by_sample, batches)) or not _alike(batches):
+    if not all(_by_sample(b.as_given(), b.size) for b in batches) or not _alike(batches):
         return batches
     total = sum(batch.size for batch in batches)
     biggest = max(batch.size for batch in batches)
@@ -126,72 +125,45 @@ def mixed(batches: list[LoaderBatch]) -> list[LoaderBatch]:
     return [_every(batches, first, count) for first in range(count)]
 
 
+def halved(inputs: Any, size: int) -> Any | None:
+    """The first half of the samples of a batch; None if it cannot be cut."""
+    cut = size > 1 and _by_sample(inputs, size)
+    return _joined([inputs], [slice(size // 2)]) if cut else None
+
+
 def _every(batches: list[LoaderBatch], first: int, count: int) -> LoaderBatch:
     """Every count-th sample of all batches, beginning with number ``first``."""
-    starts, seen = [], 0
-    for batch in batches:
-        starts.append((first - seen) % count)
-        seen += batch.size
-    inputs = _joined([batch.inputs for batch in batches], starts, count)
-    if batches[0].target is NO_TARGET:
-        return LoaderBatch(inputs, NO_TARGET)
-    return LoaderBatch(inputs, _joined([batch.target for batch in batches], starts, count))
+    before = accumulate((batch.size for batch in batches[:-1]), initial=0)
+    chosen = [slice((first - seen) % count, None, count) for seen in before]
+    parts = zip(*(batch.as_given() for batch in batches), strict=True)
+    return LoaderBatch(*(_joined(list(each), chosen) for each in parts))
 
 
-def _joined(parts: list[Any], starts: list[int], step: int) -> Any:
+def _joined(parts: list[Any], chosen: list[slice]) -> Any:
+    """The chosen samples of each part, one behind the other."""
     first = parts[0]
     if isinstance(first, Tensor):
-        return torch.cat([part[s::step] for part, s in zip(parts, starts, strict=True)])
+        return torch.cat([part[some] for part, some in zip(parts, chosen, strict=True)])
     if isinstance(first, ModelCall):
-        return replace(first, batch=_joined([part.batch for part in parts], starts, step))
+        return replace(first, batch=_joined([part.batch for part in parts], chosen))
     if isinstance(first, Mapping):
-        return {name: _joined([part[name] for part in parts], starts, step) for name in first}
-    if isinstance(first, tuple | list):
-        return tuple(_joined(list(each), starts, step) for each in zip(*parts, strict=True))
-    return first
+        return {name: _joined([part[name] for part in parts], chosen) for name in first}
+    return tuple(_joined(list(each), chosen) for each in zip(*parts, strict=True))
 
 
-def _by_sample(batch: LoaderBatch) -> bool:
-    """Whether inputs and target are nothing but tensors, as long as the batch."""
-    given = (batch.inputs,) if batch.target is NO_TARGET else (batch.inputs, batch.target)
-    return all(_cut(each, batch.size) for each in given)
-
-
-def _cut(value: Any, size: int) -> bool:
+def _by_sample(value: Any, size: int) -> bool:
+    """Whether it is nothing but tensors of so many samples."""
     if isinstance(value, Tensor):
         return value.dim() > 0 and value.shape[0] == size
     if isinstance(value, ModelCall):
-        return value.samples is None and _cut(value.batch, size)
+        return value.samples is None and _by_sample(value.batch, size)
     if isinstance(value, Mapping):
-        return all(_cut(each, size) for each in value.values())
+        return all(_by_sample(each, size) for each in value.values())
     is_list = isinstance(value, tuple | list) and not hasattr(value, "_fields")
-    return is_list and all(_cut(each, size) for each in value)
+    return is_list and all(_by_sample(each, size) for each in value)
 
 
 def _alike(batches: list[LoaderBatch]) -> bool:
     """Whether the tensors of all batches have the same form but for the number of samples."""
-    forms = [[(t.shape[1:], t.dtype) for t in _tensors(batch)] for batch in batches]
+    forms = [[(t.shape[1:], t.dtype) for t in tensors_in(batch.as_given())] for batch in batches]
     return all(form == forms[0] for form in forms)
-
-
-def _tensors(batch: LoaderBatch) -> Iterable[Tensor]:
-    yield from tensors_in(batch.inputs)
-    if batch.target is not NO_TARGET:
-        yield from tensors_in(batch.target)
-
-
-def halved(inputs: Any, size: int) -> Any | None:
-    """The first half of the samples of a batch; None if it cannot be cut."""
-    if size < 2 or not _cut(inputs, size):
-        return None
-    return _joined([_upto(inputs, size // 2)], [0], 1)
-
-
-def _upto(value: Any, count: int) -> Any:
-    if isinstance(value, Tensor):
-        return value[:count]
-    if isinstance(value, ModelCall):
-        return replace(value, batch=_upto(value.batch, count))
-    if isinstance(value, Mapping):
-        return {name: _upto(each, count) for name, each in value.items()}
-    return tuple(_upto(each, count) for each in value)

@@ -94,8 +94,8 @@ def at_start(
     because: str = "",
     missing: str = "",
 ) -> Finding:
-    errors = {x.path: x.error for x in layers if not math.isnan(x.error)}
-    worst = max(errors, key=lambda path: errors[path]) if errors else layers[0].path
+    measured = [x for x in layers if not math.isnan(x.error)]
+    worst = max(measured, key=lambda layer: layer.error, default=layers[0])
     gap = evidence.gap
     count = max((x.count or 0 for x in layers), default=0)
     after = f" after {count} batches" if count else ""
@@ -104,12 +104,12 @@ def at_start(
         severity,
         layers,
         f"The statistics of {places(layers)} {verb} at {values}{after}{because}; on the data they "
-        f"put the output of {named(worst)} off by {errors.get(worst, math.nan):.2f}, where 1 is "
+        f"put the output of {named(worst.path)} off by {worst.error:.2f}, where 1 is "
         "the size of the output itself.",
         worst=worst,
         remedy=remedy,
         missing=missing,
-        output_error=errors.get(worst),
+        output_error=None if math.isnan(worst.error) else worst.error,
         batches_counted=count,
         layers=len(layers),
         loss_eval=None if gap is None else gap.eval,
@@ -185,14 +185,8 @@ def never_moved(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Findin
         yield at_start(UNTRAINED, layers, evidence, "are", "model.train()  # and train it", "note")
     elif not everywhere and not counted:
         yield at_start(NEVER_UPDATED, layers, evidence, "are still", evidence.repairing)
-    else:
-        yield _told_by_losses(evidence, layers)
-
-
-def _told_by_losses(evidence: Evidence, layers: list[NormEvidence]) -> Finding:
-    gap = evidence.gap
-    if gap is not None and gap.sure and gap.difference < 0:
-        return at_start(
+    elif (gap := evidence.gap) is not None and gap.sure and gap.difference < 0:
+        yield at_start(
             EVAL_TRAINED,
             layers,
             evidence,
@@ -200,9 +194,7 @@ def _told_by_losses(evidence: Evidence, layers: list[NormEvidence]) -> Finding:
             "model.train()  # and train again; do not calibrate, the weights fit the start values",
             because=f", and give a loss of {gap.eval:.3g}, those of batches {gap.batch:.3g}",
         )
-    missing = ""
-    if gap is None or not gap.sure:
-        missing = (
-            "Losses would tell this from training in eval mode: give batches (x, y), or loss=."
-        )
-    return at_start(LOST, layers, evidence, "are", evidence.calibrating, missing=missing)
+    else:
+        wanted = "Losses would tell this from training in eval mode: give batches (x, y), or loss=."
+        missing = "" if gap is not None and gap.sure else wanted
+        yield at_start(LOST, layers, evidence, "are", evidence.calibrating, missing=missing)

@@ -23,10 +23,17 @@ ROUNDED = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class NormFacts:
-    """One norm, and what can be read from it without any data."""
+class NormEvidence:
+    """A norm, and what passed it.
+
+    ``eval`` is what came with all norms on running statistics, ``own`` with all on batch
+    statistics, so that nothing wrong further down is seen; ``trained`` the same on training data.
+    """
 
     site: Site
+    eval: PassRecord | None = None
+    own: PassRecord | None = None
+    trained: PassRecord | None = None
 
     @property
     def path(self) -> str:
@@ -69,14 +76,15 @@ class NormFacts:
         return self.statistics.buffers
 
     def buffer(self, name: str) -> Tensor | None:
-        found = getattr(self.norm, name, None)
-        return found.detach() if isinstance(found, Tensor) else None
+        """A tensor of the norm by its name."""
+        buffer = getattr(self.norm, name, None)
+        return buffer.detach() if isinstance(buffer, Tensor) else None
 
     @cached_property
     def count(self) -> int | None:
         """How many batches it has counted."""
-        found = self.buffer("num_batches_tracked")
-        return None if found is None else int(found)
+        counter = self.buffer("num_batches_tracked")
+        return None if counter is None else int(counter)
 
     @cached_property
     def at_start(self) -> bool:
@@ -91,17 +99,17 @@ class NormFacts:
     @cached_property
     def scale(self) -> Tensor | None:
         """γ as one number a channel; None if it has none, or a kernel."""
-        found = getattr(self.norm, "weight", None)
-        return found.detach() if isinstance(found, Tensor) and found.dim() == 1 else None
+        weight = self.buffer("weight")
+        return weight if weight is not None and weight.dim() == 1 else None
 
     # ---------------------------------------------------------------- what it does
 
     @property
     def momentum(self) -> float | None:
         """The weight of a new batch; None for a plain average, or if it has no such thing."""
-        found = getattr(self.norm, "momentum", None)
+        momentum = getattr(self.norm, "momentum", None)
         follows = self.measured.followed_rate() is not None
-        return float(found) if isinstance(found, int | float) and not follows else None
+        return float(momentum) if isinstance(momentum, int | float) and not follows else None
 
     @property
     def pools(self) -> bool:
@@ -120,30 +128,7 @@ class NormFacts:
         """Whether training moves its statistics, and these are of whole batches."""
         return self.site.tracked and not self.frozen and self.measured.sample_groups() is None
 
-
-def _starts(norm: nn.Module) -> bool:
-    """Whether train() puts a norm into training mode. Tried on a copy: it may remember."""
-    try:
-        return copy.deepcopy(norm).train(True).training
-    except Exception:  # a norm that cannot be copied is taken for an ordinary one
-        return True
-
-
-def finite(tensor: Tensor | None) -> bool:
-    return tensor is None or bool(torch.isfinite(tensor).all())
-
-
-@dataclass(frozen=True, eq=False)
-class NormEvidence(NormFacts):
-    """A norm, and what passed it.
-
-    ``eval`` is what came with all norms on running statistics, ``own`` with all on batch
-    statistics, so that nothing wrong further down is seen; ``trained`` the same on training data.
-    """
-
-    eval: PassRecord | None = None
-    own: PassRecord | None = None
-    trained: PassRecord | None = None
+    # ---------------------------------------------------------------- what passed it
 
     @cached_property
     def error(self) -> float:
@@ -163,10 +148,10 @@ class NormEvidence(NormFacts):
         """√ of the mean output error over the channels; NaN if there is nothing to compare."""
         if record is None or self.kept is None or record.expected.total is None:
             return math.nan
-        found = self.distance(self.kept, record.expected.total)
-        if math.isnan(found) and finite(record.expected.total.var):
+        error = self.distance(self.kept, record.expected.total)
+        if math.isnan(error) and finite(record.expected.total.var):
             return math.inf  # statistics that are not finite are as wrong as can be
-        return found
+        return error
 
     def distance(self, kept: Moments, expected: Moments) -> float:
         """Output error of statistics where others are right."""
@@ -204,3 +189,15 @@ class NormEvidence(NormFacts):
         """Whether its statistics fit the training data, or else the data, within a bound."""
         errors = [e for e in (self.error_on_training, self.error) if not math.isnan(e)]
         return bool(errors) and errors[0] < bound
+
+
+def _starts(norm: nn.Module) -> bool:
+    """Whether train() puts a norm into training mode. Tried on a copy: it may remember."""
+    try:
+        return copy.deepcopy(norm).train(True).training
+    except Exception:  # a norm that cannot be copied is taken for an ordinary one
+        return True
+
+
+def finite(tensor: Tensor | None) -> bool:
+    return tensor is None or bool(torch.isfinite(tensor).all())

@@ -91,25 +91,23 @@ def _is_off(error: float, by_chance: float) -> bool:
 
 def _off(kind: Kind, layers: list[NormEvidence], evidence: Evidence) -> Finding:
     trained = kind is STALE
-    errors = {x.path: x.error_on_training if trained else x.error for x in layers}
-    worst = max(errors, key=lambda path: errors[path])
-    of = {x.path: x for x in layers}[worst]
+    errors = {x: x.error_on_training if trained else x.error for x in layers}
+    worst = max(layers, key=lambda layer: errors[layer])
     data = "training data" if trained else "data"
-    paths = list(errors)
     return kind.finding(
         evidence.severity(layers),
-        paths,
-        f"The running statistics of {places(paths)} do not fit the {data}: they put the output of "
-        f"{named(worst)} off by {errors[worst]:.2f}, where 1 is the size of the output itself"
-        f" ({of.error_in_eval:.2f} in eval mode, with what comes from below).",
+        layers,
+        f"The running statistics of {places(layers)} do not fit the {data}: they put the output of "
+        f"{named(worst.path)} off by {errors[worst]:.2f}, where 1 is the size of the output itself"
+        f" ({worst.error_in_eval:.2f} in eval mode, with what comes from below).",
         worst=worst,
         remedy=evidence.repairing,
         missing=""
         if trained
         else "Give train_loader=: if the statistics fit those data, the data here have shifted.",
         output_error=errors[worst],
-        output_error_in_eval=of.error_in_eval,
-        by_chance=of.uncertainty(of.trained if trained else of.own),
+        output_error_in_eval=worst.error_in_eval,
+        by_chance=worst.uncertainty(worst.trained if trained else worst.own),
         layers=len(layers),
     )
 
@@ -117,35 +115,34 @@ def _off(kind: Kind, layers: list[NormEvidence], evidence: Evidence) -> Finding:
 def of_input(evidence: Evidence) -> Finding | None:
     """The input of the model against that of training."""
     assert evidence.train_data is not None
-    known, seen = evidence.train_data.inputs, evidence.data.inputs
-    if known is None or seen is None or known.mean.shape != seen.mean.shape:
+    usual, seen = evidence.train_data.inputs, evidence.data.inputs
+    if usual is None or seen is None or usual.mean.shape != seen.mean.shape:
         return None
-    least = 1e-6 * float(known.var.mean())
-    error = average_error(output_error(known, seen, max(least, 1e-30)))
+    least = 1e-6 * float(usual.var.mean())
+    error = average_error(output_error(usual, seen, max(least, 1e-30)))
     samples = min(sum(evidence.data.sizes), sum(evidence.train_data.sizes))
     if error < OFF or error < SURE * sampling_error(samples):
         return None
-    factor = common_factor(known.var[0].sqrt(), seen.var[0].sqrt())
+    factor = common_factor(usual.var[0].sqrt(), seen.var[0].sqrt())
     numbers: dict[str, Any] = {
         "output_error": error,
         "mean": float(seen.mean.mean()),
-        "mean_in_training": float(known.mean.mean()),
+        "mean_in_training": float(usual.mean.mean()),
         "std": float(seen.var.mean().sqrt()),
-        "std_in_training": float(known.var.mean().sqrt()),
+        "std_in_training": float(usual.var.mean().sqrt()),
     }
-    where = [x.path for x in evidence.running() if x.error_in_eval >= OFF]
+    where = [x for x in evidence.running() if x.error_in_eval >= OFF]
     facts = (
         f"mean {numbers['mean']:.3g} and deviation {numbers['std']:.3g}, in training "
         f"{numbers['mean_in_training']:.3g} and {numbers['std_in_training']:.3g}"
     )
     if factor is not None:
-        back = _affine(known, seen, factor)
         return SCALED.finding(
             "serious",
             where,
             f"The input has {facts}: a factor of {factor:.3g}.",
             worst="",
-            remedy=_rescaled(evidence, back),
+            remedy=_rescaled(evidence, _affine(usual, seen, factor)),
             factor=factor,
             **numbers,
         )
@@ -160,21 +157,21 @@ def of_input(evidence: Evidence) -> Finding | None:
     )
 
 
-def common_factor(known: Tensor, seen: Tensor) -> float | None:
+def common_factor(usual: Tensor, seen: Tensor) -> float | None:
     """The factor between deviations, if it is one for all channels and not between ½ and 2."""
-    there = (known > 0) & (seen > 0)
+    there = (usual > 0) & (seen > 0)
     if not bool(there.any()):
         return None
-    logs = (seen[there] / known[there]).log()
+    logs = (seen[there] / usual[there]).log()
     middle = float(logs.median())
     spread = float(logs.quantile(0.75) - logs.quantile(0.25))
     return math.exp(middle) if abs(middle) >= FACTOR_OF_TWO and spread <= ALIKE_RATIOS else None
 
 
-def _affine(known: Moments, seen: Moments, factor: float) -> str:
+def _affine(usual: Moments, seen: Moments, factor: float) -> str:
     """The code that brings inputs to the scale of training."""
-    offset = float((known.mean - seen.mean / factor).mean())
-    scale = float(known.var.mean().sqrt())
+    offset = float((usual.mean - seen.mean / factor).mean())
+    scale = float(usual.var.mean().sqrt())
     scaled = f"x * {1 / factor:.4g}"
     sign = "+" if offset > 0 else "-"
     return scaled if abs(offset) < 0.1 * scale else f"{scaled} {sign} {abs(offset):.4g}"
@@ -198,15 +195,15 @@ def scaled_layer(layer: NormEvidence, evidence: Evidence) -> Finding | None:
     if layer is not first or layer.own is None or layer.own.expected.total is None:
         return None
     assert layer.kept is not None
-    known, seen = layer.kept.var[0].double().clamp(min=0).sqrt(), layer.own.expected.total
-    factor = common_factor(known, seen.var[0].to(known.device).sqrt())
+    usual, seen = layer.kept.var[0].double().clamp(min=0).sqrt(), layer.own.expected.total
+    factor = common_factor(usual, seen.var[0].to(usual.device).sqrt())
     if factor is None:
         return None
     left = layer.distance(layer.kept, Moments(seen.mean / factor, seen.var / factor**2, seen.count))
     shifted = left >= OFF  # an offset as well, which cannot be told from what a norm is given
     return SCALED.finding(
         "serious",
-        [layer.path],
+        [layer],
         f"What {named(layer.path)}, the first norm, is given deviates {factor:.3g} times as much "
         "as in training, in all channels alike"
         + (f"; divided by that it would still be off by {left:.2f}." if shifted else "."),
@@ -244,11 +241,8 @@ def dropout_before_norm(evidence: Evidence, earlier: EarlierFindings) -> Iterato
         for path, module in evidence.model.named_modules()
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
     }
-    suspects = [
-        x
-        for x in evidence.running()
-        if x.learns and x.path not in earlier.spoiled and not x.fits(2 * FITS)
-    ]
+    unexplained = [x for x in evidence.running() if x.learns and x.path not in earlier.spoiled]
+    suspects = [x for x in unexplained if not x.fits(2 * FITS)]
     if not drops or not suspects:
         return
     free = [x.norm for x in evidence.layers if x.learns and x.pools]
@@ -260,18 +254,18 @@ def dropout_before_norm(evidence: Evidence, earlier: EarlierFindings) -> Iterato
         training=drops.values(),
     )
     errors = {x: x.error_on(with_drops.norms.get(x.path)) for x in suspects}
-    told = [x for x in suspects if errors[x] < x.error / 2]
-    if not told:
+    explained = [x for x in suspects if errors[x] < x.error / 2]
+    if not explained:
         return
-    worst = max(told, key=lambda layer: layer.error)
+    worst = max(explained, key=lambda layer: layer.error)
     assert worst.kept is not None and worst.own is not None
     assert worst.own.expected.total is not None
     var = worst.own.expected.total.var.to(worst.kept.var.device)
     ratio = float((worst.kept.var.double() / var.clamp(min=1e-30)).median())
     yield DROPOUT.finding(
         "warning" if worst.error >= OFF / 2 else "note",
-        told,
-        f"The running statistics of {places(told)} fit the data with dropout "
+        explained,
+        f"The running statistics of {places(explained)} fit the data with dropout "
         f"(off by {errors[worst]:.2f}) and not without it ({worst.error:.2f}): the variance kept "
         f"by {named(worst.path)} is {ratio:.1f} times that of eval mode.",
         worst=worst,
@@ -280,5 +274,5 @@ def dropout_before_norm(evidence: Evidence, earlier: EarlierFindings) -> Iterato
         output_error=worst.error,
         output_error_with_dropout=errors[worst],
         variance_ratio=ratio if math.isfinite(ratio) else None,
-        layers=len(told),
+        layers=len(explained),
     )

@@ -77,14 +77,12 @@ def training_batches(evidence: Evidence, earlier: EarlierFindings) -> Iterator[F
     pooling = [x for x in evidence.layers if x.pools and not x.frozen and x.own is not None]
     if evidence.train_data is None or not pooling:
         return
-    yield from _last(evidence, pooling)
-    yield from _tiny(evidence, pooling)
-    yield from _sorted(evidence, pooling)
+    yield from _last(evidence.train_data, pooling)
+    yield from _tiny(evidence.train_data, pooling)
+    yield from _sorted(evidence.train_data, pooling)
 
 
-def _last(evidence: Evidence, pooling: list[NormEvidence]) -> Iterator[Finding]:
-    data = evidence.train_data
-    assert data is not None
+def _last(data: LoaderFacts, pooling: list[NormEvidence]) -> Iterator[Finding]:
     if data.last_size != 1 or data.batch_size == 1:
         return
     alone = [x for x in pooling if x.own and x.own.shape and x.own.shape[2:].numel() == 1]
@@ -101,14 +99,13 @@ def _last(evidence: Evidence, pooling: list[NormEvidence]) -> Iterator[Finding]:
     )
 
 
-def _tiny(evidence: Evidence, pooling: list[NormEvidence]) -> Iterator[Finding]:
+def _tiny(data: LoaderFacts, pooling: list[NormEvidence]) -> Iterator[Finding]:
     values = {
         x: x.values(x.trained)
         for x in pooling
         if x.trained and len(x.trained.of_batches) >= BATCHES and not x.measured.for_small_batches
     }
-    assert evidence.train_data is not None
-    size = evidence.train_data.batch_size or 0
+    size = data.batch_size or 0
     bound = MANY_VALUES if size <= FEW_IMAGES else FEW_VALUES
     few = [x for x, count in values.items() if count < bound]
     if not few:
@@ -138,9 +135,7 @@ def _again(data: LoaderFacts) -> str:
     )
 
 
-def _sorted(evidence: Evidence, pooling: list[NormEvidence]) -> Iterator[Finding]:
-    data = evidence.train_data
-    assert data is not None
+def _sorted(data: LoaderFacts, pooling: list[NormEvidence]) -> Iterator[Finding]:
     bound = 1 + MANY * chance_of(data.compared)
     if not data.between > bound:
         return

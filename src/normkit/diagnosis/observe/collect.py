@@ -25,6 +25,9 @@ from normkit.inspection.statistics import (
     running_moments,
 )
 
+Progress = Callable[[int, int], None]  # what is done, of how much
+MODES = ("eval", "progressive")
+SAMPLES = 32  # that the condensation score looks at, as in the figures of ubn
 MEASURES = {
     "esm_mean": "estimation shift magnitude of the means",
     "esm_std": "estimation shift magnitude of the standard deviations",
@@ -122,11 +125,6 @@ class Measurements:
         return f"<Measurements of {len(self.paths)} norms on {self.samples} samples>"
 
 
-Progress = Callable[[int, int], None]  # what is done, of how much
-MODES = ("eval", "progressive")
-SAMPLES = 32  # that the condensation score looks at, as in the figures of ubn
-
-
 def collect(
     model: nn.Module,
     batches: Iterable[Any],
@@ -183,14 +181,16 @@ def collect(
     return replace(result, batch_sizes=tuple(sizes))
 
 
-def wanted_measures(measures: Iterable[str] | None) -> frozenset[str]:
-    """The names asked for; an unknown one is an error."""
-    if measures is None:
-        return frozenset(MEASURES)
-    names = [measures] if isinstance(measures, str) else list(measures)
-    for name in names:
-        if name not in MEASURES:
-            raise OptionError(f"Unknown measure {name!r}. {nearest(str(name), MEASURES)}")
+def wanted_measures(
+    measures: Iterable[str] | None, usual: Iterable[str] = MEASURES, others: Iterable[str] = ()
+) -> frozenset[str]:
+    """The names asked for, the usual ones by default; any that is not possible is an error."""
+    possible = (*usual, *others)
+    names = usual if measures is None else [measures] if isinstance(measures, str) else measures
+    for name in (names := list(names)):
+        if name not in possible:
+            why = "cannot be observed" if name in MEASURES else "is unknown"
+            raise OptionError(f"The measure {name!r} {why}. {nearest(str(name), possible)}")
     return frozenset(names)
 
 
@@ -251,9 +251,7 @@ def _progressive(
             norm.put(inputs.total)
         return inputs.total is not None
 
-    done = 0
+    report = progress or (lambda done, total: None)
     for done, _ in enumerate(progressive(reader, norms, measure)):
-        if progress is not None:
-            progress(done, len(norms))
-    if progress is not None:
-        progress(len(norms), len(norms))
+        report(done, len(norms))
+    report(len(norms), len(norms))

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from normkit.core.optional_dependencies import require
 from normkit.core.recomputation import is_recomputation
-from normkit.diagnosis.observe.collect import MEASURES, norms_of
+from normkit.diagnosis.observe.collect import norms_of, wanted_measures
 from normkit.diagnosis.observe.step import StepRecord
 from normkit.errors import OptionError, nearest
 
@@ -82,7 +82,7 @@ class Observer:
         self.sites = norms_of(model, where)
         _refuse_compiled(model)
         self.model, self.every, self.when, self.start = model, every, when, start
-        self.wanted = _wanted(measures)
+        self.wanted = wanted_measures(measures, CHEAP, DEARER)
         self.step = 0  # forwards so far that count
         self._passed = 0  # and that do not
         self._hooks: list[RemovableHandle] = []
@@ -95,7 +95,11 @@ class Observer:
         if self._hooks:
             raise OptionError("This observation is running already. Try a second observe(model).")
         if self.start is None:
-            self.start = {name: p.detach().clone() for name, p in self._norm_parameters()}
+            self.start = {
+                f"{site.path}.{name}".lstrip("."): parameter.detach().clone()
+                for site in self.sites
+                for name, parameter in site.module.named_parameters()
+            }
         hook = _Hook(self)
         self._hooks = [
             self.model.register_forward_pre_hook(hook.before),
@@ -187,11 +191,6 @@ class Observer:
             self._done.append(Observed(step, path, measure, float(value)))
         self._waiting = []
 
-    def _norm_parameters(self) -> Iterable[tuple[str, Tensor]]:
-        for site in self.sites:
-            for name, parameter in site.module.named_parameters():
-                yield (f"{site.path}.{name}" if site.path else name), parameter
-
 
 class _Hook:
     """The two hooks on the model. A copy or a pickle of the model gets some that do nothing."""
@@ -209,16 +208,6 @@ class _Hook:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _Hook, ()
-
-
-def _wanted(measures: Iterable[str] | None) -> frozenset[str]:
-    known = (*CHEAP, *DEARER)
-    names = CHEAP if measures is None else [measures] if isinstance(measures, str) else measures
-    for name in names:
-        if name not in known:
-            why = "cannot be observed" if name in MEASURES else "is unknown"
-            raise OptionError(f"The measure {name!r} {why}. {nearest(str(name), known)}")
-    return frozenset(names)
 
 
 def _refuse_compiled(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Every measure is there for every layer, or refused for a reason that is true of that layer.
+"""Diagnosis of every layer: all measures are there or refused for a true reason, new ones no alarm.
 
 Drawn from the catalog: a new layer is asked for all of them. What a layer says about itself is
 compared with what it computes, so that a wrong answer, or one inherited by accident, is found.
@@ -7,6 +7,7 @@ compared with what it computes, so that a wrong answer, or one inherited by acci
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import timm
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 
 import normkit as nk
 from cases import CHANNELS, build, every, label
+from normkit import catalog
 from normkit.diagnosis import MEASURES, Measurements, collect
+from normkit.diagnosis.diagnose import diagnose
 from normkit.diagnosis.observe.observer import CHEAP, DEARER
 from normkit.inspection import survey
 from normkit.inspection.foreign import measured
@@ -195,3 +198,43 @@ def neutral(norm: nn.Module) -> None:
                 value[(slice(None), 0, *(size // 2 for size in value.shape[2:]))] = 1.0
             elif key in starts:
                 value.fill_(starts[key])
+
+
+# ---------------------------------------------------------------- new layers
+
+
+def kinds(model: nn.Module, loader: Any) -> dict[str, str]:
+    """The severity of each kind that was found."""
+    return {f.kind: f.severity for f in diagnose(model, loader, attribution=None)}
+
+
+@pytest.mark.parametrize("way", ["made", "converted"])
+@pytest.mark.parametrize("name", [n for n in catalog.names("activation") if n != "frozen_bn"])
+def test_a_new_layer_is_no_alarm(name: str, way: str) -> None:
+    """Kernels and biases that are drawn, and scales that make up for a gate, looked trained."""
+    if way == "made":
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nk.make(name, 8), nn.ReLU())
+    else:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        nk.convert(model, name)
+    found = kinds(model, [torch.randn(16, 3, 8, 8) + 1 for _ in range(3)])
+    assert not {kind for kind, severity in found.items() if severity != "note"}
+
+
+@pytest.mark.parametrize("name", ["ubn", "bnet"])
+def test_a_kernel_that_was_trained_does_not_look_new(name: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nk.make(name, 8), nn.ReLU())
+    with torch.no_grad():
+        model[1].weight *= 1.5
+    assert "lost-statistics" in kinds(model, [torch.randn(16, 3, 8, 8) + 1 for _ in range(3)])
+
+
+def test_small_variances_of_new_weights_are_no_alarm() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8))
+    with torch.no_grad():
+        model[0].weight *= 1e-4
+    data = [torch.randn(16, 3, 8, 8) for _ in range(3)]
+    assert set(kinds(model, data)) == {"untrained"}
+    for x in data * 30:
+        model(x)
+    assert "eps-dominates" in kinds(model, data)
