@@ -89,7 +89,7 @@ def _floor(table: LayerTable, floor: float) -> str:
     near = [_near(row, floor) for row in table.rows]
     return (
         f"Memory floor, 8 passes at the measured copy rate: {1000 * floor:.3f} ms. "
-        "Replay of the normkit layer over floor: " + ", ".join(said for said in near if said)
+        "Replay of the normkit layer over floor: " + ", ".join(text for text in near if text)
     )
 
 
@@ -137,11 +137,11 @@ def speed_text(run: BenchmarkRun) -> str:
     """The networks for the terminal."""
     lines = speed_lines(run)
     widths = [max(len(line[i]) for line in lines) for i in range(4)]
-    said = ["== ResNet-50, training, bfloat16 autocast, channels_last, eager =="]
+    output = ["== ResNet-50, training, bfloat16 autocast, channels_last, eager =="]
     for line in lines:
         first, *rest = (f"{c:>{w}}" for c, w in zip(line, widths, strict=True))
-        said.append("  ".join([line[0].ljust(len(first)), *rest]))
-    return "\n".join(said)
+        output.append("  ".join([line[0].ljust(len(first)), *rest]))
+    return "\n".join(output)
 
 
 def environment(run: BenchmarkRun) -> str:
@@ -150,37 +150,37 @@ def environment(run: BenchmarkRun) -> str:
 
 def text(table: LayerTable) -> str:
     """A table for the terminal."""
-    said = [f"== {table.spec} =="]
+    output = [f"== {table.spec} =="]
     for title, show in _grids(table):
         lines = _lines(table, show)
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        said += ["", title + ":"]
+        output += ["", title + ":"]
         for line in lines:
             first, *rest = (f"{c:>{w}}" for c, w in zip(line, widths, strict=True))
-            said.append("  ".join([line[0].ljust(len(first)), *rest]))
-    return "\n".join([*said, "", *_notes(table)])
+            output.append("  ".join([line[0].ljust(len(first)), *rest]))
+    return "\n".join([*output, "", *_notes(table)])
 
 
 def markdown(run: BenchmarkRun) -> str:
-    said = ["# normkit benchmark", "", environment(run), "", run.summary(), ""]
+    output = ["# normkit benchmark", "", environment(run), "", run.summary(), ""]
     for table in run.tables:
-        said += [f"## {table.spec}", ""]
+        output += [f"## {table.spec}", ""]
         for title, show in _grids(table):
             header, *lines = _lines(table, show)
             rule = ["---", *["---:"] * (len(header) - 1)]
             grid = (header, rule, *lines)
-            said += [title + ".", ""]
-            said += ["| " + " | ".join(" ".join(c.split()) for c in line) + " |" for line in grid]
-            said.append("")
-        said += [f"- {note}" for note in _notes(table)] + [""]
+            output += [title + ".", ""]
+            output += ["| " + " | ".join(" ".join(c.split()) for c in line) + " |" for line in grid]
+            output.append("")
+        output += [f"- {note}" for note in _notes(table)] + [""]
     if run.speeds:
         header, *lines = speed_lines(run)
-        said += ["## ResNet-50, training, bfloat16 autocast, channels_last, eager", ""]
+        output += ["## ResNet-50, training, bfloat16 autocast, channels_last, eager", ""]
         for line in (header, ["---", *["---:"] * 3], *lines):
-            said.append("| " + " | ".join(line) + " |")
-        said.append("")
-    said += [f"- {remark}" for remark in run.remarks]
-    return "\n".join(said).rstrip() + "\n"
+            output.append("| " + " | ".join(line) + " |")
+        output.append("")
+    output += [f"- {remark}" for remark in run.remarks]
+    return "\n".join(output).rstrip() + "\n"
 
 
 def as_json(run: BenchmarkRun) -> str:

@@ -79,18 +79,18 @@ def kernels(step: Step) -> int | None:
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
-    found = None
+    count = None
     with suppress(RuntimeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as record:
             step()
             torch.cuda.synchronize()
-        found = sum(
+        count = sum(
             event.device_type == DeviceType.CUDA and not event.name.startswith(("Mem", "gpu_"))
             for event in record.events() or ()
         )
-    return found
+    return count
 
 
 def copy_rate(device: torch.device, size: int = 1 << 30) -> float:

@@ -53,45 +53,47 @@ class EpochTime:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = _parser().parse_args(arguments)
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
-    device = torch.device(asked.device)
+    options = _parser().parse_args(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
     try:
-        sets = load(_setting(asked, TORCH).data, device)
+        sets = load(_setting(options, TORCH).data, device)
     except NormkitError as error:
         print(error, file=sys.stderr)
         return 2
-    said = environment(device)
-    rule = side_by_side(_setting(asked, TORCH), sets.shape, device)
+    machine = environment(device)
+    rule = side_by_side(_setting(options, TORCH), sets.shape, device)
     recorded, why_not = is_recorded(device, sets.train)
-    print(f"{said['device']}, torch {said['torch']}, {len(sets.train)} images, {asked.model}")
+    print(
+        f"{machine['device']}, torch {machine['torch']}, {len(sets.train)} images, {options.model}"
+    )
     print(f"chosen here: {'recorded' if recorded else why_not}, {rule} side by side\n")
     print(f"{'norm':<8} {'way':<14} {'runs':>4} {'s/epoch/run':>12} {'against bare':>13}")
     rows: list[EpochTime] = []
-    for row in measured(asked, sets, device):
+    for row in measured(options, sets, device):
         rows.append(row)
         print(_line(row, rows), flush=True)
-        if asked.out:
-            _write(asked.out, {"environment": said, "options": _plain(asked), "rows": rows})
+        if options.out:
+            _write(options.out, {"environment": machine, "options": _plain(options), "rows": rows})
     return 0
 
 
-def measured(asked: argparse.Namespace, sets: Any, device: torch.device) -> Iterator[EpochTime]:
+def measured(options: argparse.Namespace, sets: Any, device: torch.device) -> Iterator[EpochTime]:
     """One row after the other. The bare loop and the lab's take turns: their ratio matters."""
-    for norm in asked.norms.split(","):
-        setting = _setting(asked, norm)
+    for norm in options.norms.split(","):
+        setting = _setting(options, norm)
 
-        def ways(*made: Callable[[], Epoch]) -> list[float] | str:
-            with deterministic_cudnn(not asked.fastest):
-                return timed(made, asked.epochs, device)
+        def ways(*makers: Callable[[], Epoch]) -> list[float] | str:
+            with deterministic_cudnn(not options.fastest):
+                return timed(makers, options.epochs, device)
 
         def lab(many: int, capture: Any, setting: Setting = setting) -> Callable[[], Epoch]:
             return partial(abreast, setting, sets, device, many, capture)
 
-        found = ways(partial(bare, setting, sets, device), lab(1, None))
-        yield from _rows(norm, [(BARE, 1), (DIRECT, 1)], found)
-        for many in asked.abreast:
+        seconds = ways(partial(bare, setting, sets, device), lab(1, None))
+        yield from _rows(norm, [(BARE, 1), (DIRECT, 1)], seconds)
+        for many in options.abreast:
             if device.type == "cuda":
                 yield from _rows(norm, [(RECORDED, many)], ways(lab(many, "auto")))
             elif many > 1:
@@ -100,28 +102,30 @@ def measured(asked: argparse.Namespace, sets: Any, device: torch.device) -> Iter
                 yield EpochTime(norm, RECORDED, 1, None, "only on a GPU")
 
 
-def _rows(norm: str, ways: list[tuple[str, int]], found: list[float] | str) -> Iterator[EpochTime]:
+def _rows(
+    norm: str, ways: list[tuple[str, int]], seconds: list[float] | str
+) -> Iterator[EpochTime]:
     for i, (way, many) in enumerate(ways):
-        if isinstance(found, str):
-            yield EpochTime(norm, way, many, None, found)
+        if isinstance(seconds, str):
+            yield EpochTime(norm, way, many, None, seconds)
         else:
-            yield EpochTime(norm, way, many, found[i] / many)
+            yield EpochTime(norm, way, many, seconds[i] / many)
 
 
 def timed(
-    made: Sequence[Callable[[], Epoch]], epochs: int, device: torch.device
+    makers: Sequence[Callable[[], Epoch]], epochs: int, device: torch.device
 ) -> list[float] | str:
     """Median seconds of an epoch of each, in turns; the first of each does not count."""
-    times: list[list[float]] = [[] for _ in made]
+    times: list[list[float]] = [[] for _ in makers]
     try:
-        contestants = [make_one() for make_one in made]
+        contestants = [make() for make in makers]
         for number in range(1 + epochs):
-            for epoch, found in zip(contestants, times, strict=True):
+            for epoch, own in zip(contestants, times, strict=True):
                 start = time.perf_counter()
                 epoch(number)
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
-                found.append(time.perf_counter() - start)
+                own.append(time.perf_counter() - start)
     except torch.OutOfMemoryError:
         return "out of memory"
     finally:
@@ -129,7 +133,7 @@ def timed(
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return [statistics.median(found[1:]) for found in times]
+    return [statistics.median(own[1:]) for own in times]
 
 
 def bare(setting: Setting, sets: Any, device: torch.device) -> Epoch:
@@ -170,19 +174,19 @@ def abreast(setting: Setting, sets: Any, device: torch.device, many: int, captur
     return epoch
 
 
-def _setting(asked: argparse.Namespace, norm: str) -> Setting:
+def _setting(options: argparse.Namespace, norm: str) -> Setting:
     return Setting(
-        Data(asked.data, path=asked.path, flip=True, crop=asked.crop),
-        Model(asked.model, asked.stem),
+        Data(options.data, path=options.path, flip=True, crop=options.crop),
+        Model(options.model, options.stem),
         () if norm == TORCH else (ModelStep("norm", norm),),
         Train(
-            epochs=asked.epochs + 2,  # the last one, which is evaluated, is never reached
-            batch=asked.batch,
-            worker_batch=asked.worker_batch,
+            epochs=options.epochs + 2,  # the last one, which is evaluated, is never reached
+            batch=options.batch,
+            worker_batch=options.worker_batch,
             lr=0.01,
-            precision=asked.precision,
-            channels_last=asked.device != "cpu",
-            evaluate_every=asked.epochs + 2,
+            precision=options.precision,
+            channels_last=options.device != "cpu",
+            evaluate_every=options.epochs + 2,
         ),
     )
 
@@ -195,13 +199,13 @@ def _line(row: EpochTime, rows: list[EpochTime]) -> str:
     return f"{row.norm:<8} {row.way:<14} {row.runs:>4} {row.seconds:>12.4f} {ratio:>13}"
 
 
-def _write(path: Path, found: dict[str, Any]) -> None:
-    found = {**found, "rows": [asdict(row) for row in found["rows"]]}
-    write_text(path, json.dumps(found, indent=2))
+def _write(path: Path, results: dict[str, Any]) -> None:
+    results = {**results, "rows": [asdict(row) for row in results["rows"]]}
+    write_text(path, json.dumps(results, indent=2))
 
 
-def _plain(asked: argparse.Namespace) -> dict[str, Any]:
-    return {name: str(v) if isinstance(v, Path) else v for name, v in vars(asked).items()}
+def _plain(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: str(v) if isinstance(v, Path) else v for name, v in vars(options).items()}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -230,10 +234,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _counts(text: str) -> list[int]:
-    found = [int(part) for part in text.split(",")]
-    if min(found) < 1:
+    counts = [int(part) for part in text.split(",")]
+    if min(counts) < 1:
         raise argparse.ArgumentTypeError(f"expected positive whole numbers, got {text!r}")
-    return found
+    return counts
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from normkit.core.card import Card
 from normkit.errors import OptionError, UnknownName, nearest
 
 ENTRIES: dict[str, type[Any]] = {
-    card.name: found
-    for found in vars(layers).values()
-    if isinstance(card := getattr(found, "card", None), Card)
+    card.name: layer
+    for layer in vars(layers).values()
+    if isinstance(card := getattr(layer, "card", None), Card)
 }
 """Every normalizer by its name in the papers, in the order of layers/__init__.py."""
 
@@ -21,8 +21,8 @@ ENTRIES: dict[str, type[Any]] = {
 def names(kind: str | None = None) -> list[str]:
     """The names of all normalizers; of one kind, "activation" or "weight", if asked for."""
     if kind not in (None, "activation", "weight"):
-        known = ["activation", "weight"]
-        raise OptionError(f"Unknown kind {kind!r}. {nearest(str(kind), known)}")
+        kinds = ("activation", "weight")
+        raise OptionError(f"Unknown kind {kind!r}. {nearest(str(kind), kinds)}")
     return sorted(name for name, entry in ENTRIES.items() if kind in (None, entry.card.kind))
 
 
@@ -45,5 +45,5 @@ def make(name: str, channels: int, **options: Any) -> nn.Module:
     for option in options:
         if option not in known:
             raise OptionError(f"{name} has no option {option!r}. {nearest(option, known)}")
-    made: nn.Module = entry(channels, **options)
-    return made
+    layer: nn.Module = entry(channels, **options)
+    return layer

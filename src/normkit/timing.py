@@ -86,11 +86,11 @@ def seconds(steps: Sequence[Step], repeats: int, device: torch.device) -> list[f
         step()
         step()
     counts = [STEPS if device.type == "cuda" else _enough(step) for step in steps]
-    found: list[list[float]] = [[] for _ in steps]
+    measured: list[list[float]] = [[] for _ in steps]
     for _ in range(repeats):
-        for step, count, times in zip(steps, counts, found, strict=True):
+        for step, count, times in zip(steps, counts, measured, strict=True):
             times.append(timed(step, count))
-    return [statistics.median(times) for times in found]
+    return [statistics.median(times) for times in measured]
 
 
 def _enough(step: Step) -> int:

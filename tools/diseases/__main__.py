@@ -76,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
         raise OptionError(f"--seeds got {options.seeds}. Expected at least 1.")
     if options.markdown is not None:
         check_outputs([options.markdown], options.force)
-    known = [*(x.name for x in HEALTHY), *(x.name for x in DISEASES)]
-    names = [name for name in known if _wanted(name, options.only)]
+    every = [*(x.name for x in HEALTHY), *(x.name for x in DISEASES)]
+    names = [name for name in every if _wanted(name, options.only)]
     if not names:
         raise NothingToDo(f"No disease is called {' or '.join(options.only)}. Try --list.")
     trials, seconds = _run(options.seeds, names)

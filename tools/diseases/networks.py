@@ -14,9 +14,9 @@ CLASSES = 10
 
 def conv(before: int, after: int, stride: int = 1, size: int = 3) -> nn.Conv2d:
     """A convolution that keeps the size of rectified values, and so trains without a norm."""
-    made = nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False)
-    nn.init.kaiming_normal_(made.weight, nonlinearity="relu")
-    return made
+    layer = nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    return layer
 
 
 def plain(layer: nn.Module) -> nn.Module:

@@ -79,39 +79,41 @@ def some(names: set[str]) -> str:
     return ", ".join(sorted(names)[:3]) + more
 
 
-def overlooked(model: nn.Module, found: Survey) -> Iterator[str]:
+def overlooked(model: nn.Module, surveyed: Survey) -> Iterator[str]:
     """Batch norms that a survey has not seen, going by torch's class and not by our own eyes."""
-    seen = {id(part) for site in found for part in site.module.modules()}
+    seen = {id(part) for site in surveyed for part in site.module.modules()}
     for path, module in model.named_modules():
         if isinstance(module, BATCH_NORM) and id(module) not in seen:
             yield f"{path} ({type(module).__name__}) is missing from the survey"
 
 
-def unplanned(plan: Plan, found: Survey) -> Iterator[str]:
+def unplanned(plan: Plan, surveyed: Survey) -> Iterator[str]:
     """Norms of which a plan says nothing, and norms it leaves out without a reason."""
     steps = [step.path for step in plan.steps]
-    if steps != [site.path for site in found]:
-        yield f"survey and plan differ: {some({site.path for site in found} ^ set(steps))}"
+    if steps != [site.path for site in surveyed]:
+        yield f"survey and plan differ: {some({site.path for site in surveyed} ^ set(steps))}"
     for step in plan.steps:
         if step.action == "skip" and not step.reason:
             yield f"{step.path} is skipped without a reason"
 
 
-def misplaced(before: ModelSnapshot, found: Survey, plan: Plan, target: str) -> Iterator[str]:
+def misplaced(before: ModelSnapshot, surveyed: Survey, plan: Plan, target: str) -> Iterator[str]:
     """What an applied plan has changed beside what it says, or left though it says otherwise."""
     after = {site.path: site for site in survey(before.model)}
-    if list(after) != [site.path for site in found]:
-        yield f"norms came or went: {some(set(after) ^ {site.path for site in found})}"
+    if list(after) != [site.path for site in surveyed]:
+        yield f"norms came or went: {some(set(after) ^ {site.path for site in surveyed})}"
         return
     converted = {step.path for step in plan.steps if step.action == "convert"}
-    for site in found:
+    for site in surveyed:
         if site.path in converted:
             yield from _wrong(site, after[site.path], target)
         elif after[site.path].module is not site.module:
             yield f"{site.path} is another module, though it was not to be converted"
-    yield from _changed_outside(before, {p for s in found if s.path in converted for p in s.paths})
+    yield from _changed_outside(
+        before, {p for s in surveyed if s.path in converted for p in s.paths}
+    )
     left = count_batch_norms(before.model)
-    planned = sum(count_batch_norms(site.module) for site in found if site.path not in converted)
+    planned = sum(count_batch_norms(site.module) for site in surveyed if site.path not in converted)
     if left != planned:
         yield f"{left} batch norms of torch remain, {planned} of them according to plan"
 
@@ -161,15 +163,15 @@ def _name(module: nn.Module | None) -> str:
 
 
 def unaccounted(
-    model: nn.Module, found: Survey, steps: tuple[Step, ...], target: str
+    model: nn.Module, surveyed: Survey, steps: tuple[Step, ...], target: str
 ) -> Iterator[str]:
     """Tensors that came or went without a word, or say that they were carried and were not.
 
-    ``found`` is the survey of the model before; the model is the converted one.
+    ``surveyed`` is the survey of the model before; the model is the converted one.
     """
     roles = find_target(target).roles
     by_path = {step.path: step for step in steps if step.action == "convert"}
-    for site in found:
+    for site in surveyed:
         if site.path not in by_path:
             continue
         step = by_path[site.path]
@@ -183,8 +185,8 @@ def unaccounted(
             if name not in hidden and not _is_in(name, {*step.carried, *step.initialised}):
                 yield f"{site.path}: {name} is neither carried nor new"
         for name in roles:
-            known = name in step.carried and name in old and not old[name].is_meta
-            if known and not torch.equal(old[name], new[name]):
+            compared = name in step.carried and name in old and not old[name].is_meta
+            if compared and not torch.equal(old[name], new[name]):
                 yield f"{site.path}: {name} is said to be carried, and has other values"
 
 

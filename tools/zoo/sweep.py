@@ -86,8 +86,8 @@ class Sweep:
                 facts = asdict(model)
                 self.records.add(self._about_models, facts.pop("reference"), facts)
                 known[reference] = facts
-        described_models = [ZooModel(name, **known[name]) for name in listed if name in known]
-        return [model for model in described_models if model.batch_norms], failed
+        every = [ZooModel(name, **known[name]) for name in listed if name in known]
+        return [model for model in every if model.batch_norms], failed
 
     def tasks(self, described: list[ZooModel]) -> list[Task]:
         """What has to be tried, the smallest model first."""

@@ -200,13 +200,13 @@ class ModelRuns:
 
 
 @torch.no_grad()
-def randomize_affine(found: Survey) -> None:
+def randomize_affine(surveyed: Survey) -> None:
     """Scales and shifts as training leaves them.
 
     At their usual start, 1 and 0, a loss of them would not show; and a last scale of 0, as some
     residual blocks have, hides the whole block.
     """
-    for site in found:
+    for site in surveyed:
         for name, parameter in site.module.named_parameters():
             if name.endswith("weight") and parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)
