@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from normkit.conversion.plan import Plan, Step
 from normkit.conversion.sources import norm_of
-from normkit.conversion.targets import find_target
 from normkit.inspection import Site, Survey, survey
+from normkit.layers.base import Normalizer
 from tools.zoo.models import BATCH_NORM, count_batch_norms
 
 SMALL = 1 << 16  # numbers; larger tensors are not copied
@@ -162,32 +162,34 @@ def _name(module: nn.Module | None) -> str:
     return "none" if module is None else type(module).__name__
 
 
-def unaccounted(
-    model: nn.Module, surveyed: Survey, steps: tuple[Step, ...], target: str
-) -> Iterator[str]:
+def unaccounted(model: nn.Module, surveyed: Survey, steps: tuple[Step, ...]) -> Iterator[str]:
     """Tensors that came or went without a word, or say that they were carried and were not.
 
     ``surveyed`` is the survey of the model before; the model is the converted one.
     """
-    roles = find_target(target).roles
     by_path = {step.path: step for step in steps if step.action == "convert"}
     for site in surveyed:
         if site.path not in by_path:
             continue
         step = by_path[site.path]
-        old = tensors_of(norm_of(site.module))
-        new = tensors_of(norm_of(model.get_submodule(site.path)))
-        hidden = norm_of(model.get_submodule(site.path))._non_persistent_buffers_set
+        norm = norm_of(model.get_submodule(site.path))
+        old, new = tensors_of(norm_of(site.module)), tensors_of(norm)
+        hidden = norm._non_persistent_buffers_set
         for name in old:
             if not _is_in(name, {*step.carried, *step.lost}):
                 yield f"{site.path}: {name} is neither carried nor lost"
         for name in new:
             if name not in hidden and not _is_in(name, {*step.carried, *step.initialised}):
                 yield f"{site.path}: {name} is neither carried nor new"
-        for name in roles:
-            compared = name in step.carried and name in old and not old[name].is_meta
-            if compared and not torch.equal(old[name], new[name]):
+        for name, parameter in norm.named_parameters():
+            compared = name in step.carried and name in old and _means_the_same(norm, name)
+            if compared and not parameter.is_meta and not torch.equal(old[name], parameter):
                 yield f"{site.path}: {name} is said to be carried, and has other values"
+
+
+def _means_the_same(norm: nn.Module, parameter: str) -> bool:
+    """Whether it is what the weight or bias of a batch norm is, as it was there."""
+    return not isinstance(norm, Normalizer) or norm.parameter_role(parameter).of_batch_norm
 
 
 def _is_in(name: str, listed: set[str]) -> bool:

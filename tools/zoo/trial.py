@@ -103,7 +103,7 @@ class _ModelTrial:
             self.runs.before(plan)
         plan.apply(False if self.runs is None else self.runs.probe)
         yield from checks.misplaced(before, self.survey, plan, target)
-        yield from checks.unaccounted(self.model, self.survey, plan.steps, target)
+        yield from checks.unaccounted(self.model, self.survey, plan.steps)
         if self.runs is not None and plan.count():
             yield from self.runs.failures(target, plan, outcome)
         converted = {p for s in plan.steps if s.action == "convert" for p in s.paths or (s.path,)}
