@@ -188,7 +188,6 @@ def test_every_use_of_an_output_is_recorded() -> None:
     sources, users = {"a": model.a, "b": model.b}, {"user": model.user}
     x = torch.ones(2, 3)
     flow = record_flow(model, lambda: model(x), sources, users)
-    assert flow.reached == {"a", "b"}
     assert flow.uses == [
         Use("a", "relu_"),
         Use("a", "linear", changed=True),
@@ -214,3 +213,23 @@ def test_functions_can_be_looked_through() -> None:
     assert flow(True) == [Use("0", "relu"), Use("0", "2", direct=False)]
     named = record_flow(model[0], lambda: model[0](x), {"0": model[0]}, {})
     assert named.uses == [Use("0", OUTPUT)]
+
+
+def test_a_tensor_that_is_written_into_comes_from_both() -> None:
+    class Writer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.user = nn.Linear(3, 3), nn.Linear(3, 1), nn.BatchNorm1d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            y[:, :1] = self.b(x)
+            return self.user(y)
+
+    model, x = Writer(), torch.ones(2, 3)
+    sources = {"a": model.a, "b": model.b}
+    flow = record_flow(model, lambda: model(x), sources, {"user": model.user}, lambda name: True)
+    assert {(use.source, use.direct) for use in flow.uses if use.user == "user"} == {
+        ("a", False),
+        ("b", False),
+    }

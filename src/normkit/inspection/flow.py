@@ -63,7 +63,6 @@ class UserCall:
 class Flow:
     """What ``record_flow`` has seen, in the order in which it happened."""
 
-    reached: set[str] = field(default_factory=set)  # sources that were called
     uses: list[Use] = field(default_factory=list)
     calls: list[UserCall] = field(default_factory=list)
 
@@ -115,7 +114,6 @@ class _Recorder(TorchFunctionMode):
 
     def made_by(self, path: str) -> Any:
         def after(module: nn.Module, args: Any, output: Any) -> None:
-            self.flow.reached.add(path)
             for x in tree_leaves(output):
                 if isinstance(x, Tensor):
                     self.labels[x] = (path,), version(x), True
@@ -155,10 +153,12 @@ class _Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         if self.inside:
             return func(*args, **kwargs)
-        before = len(self.flow.uses)
-        used = self.use(tree_leaves((args, kwargs)), name)
+        taken = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        before, versions = len(self.flow.uses), [version(x) for x in taken]
+        used = self.use(taken, name)
         result = func(*args, **kwargs)
         given = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        given += [x for x, then in zip(taken, versions, strict=True) if version(x) != then]
         if not given and name not in READERS:
             del self.flow.uses[before:]  # it asked for a shape or the like
         elif used and self.through(name):
