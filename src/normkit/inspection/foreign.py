@@ -62,16 +62,10 @@ class ForeignNorm(Measured):
         buffers = {name: getattr(self.norm, name, None) for name in ("running_mean", "running_var")}
         return {name: b for name, b in buffers.items() if isinstance(b, Tensor)}
 
-    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
-        return moments
-
     def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         some = next(iter(buffers.values()))
         mean = buffers.get("running_mean", torch.zeros_like(some))
         return mean, buffers.get("running_var", torch.ones_like(some))
-
-    def encode_statistics(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
-        return {"running_mean": mean, "running_var": var}
 
     # ---------------------------------------------------------------- what is measured at it
 

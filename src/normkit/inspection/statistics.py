@@ -2,7 +2,7 @@
 
 What is peculiar to a layer of normkit the layer says itself, in ``running_buffers``,
 ``running_correction``, ``sample_statistics``, ``decode_statistics`` and ``encode_statistics`` (see
-layers/base.py). ``ForeignNorm`` says it for norms of torch.nn, timm and others (foreign.py).
+layers/measured.py). ``ForeignNorm`` says it for norms of torch.nn, timm and others (foreign.py).
 """
 
 from __future__ import annotations

@@ -188,31 +188,6 @@ class Normalizer(Configured, Measured):
     def pools_samples(self) -> bool:
         return self.card.pools_samples
 
-    # ---------------------------------------------------------------- the statistics it keeps
-
-    plain_statistics: ClassVar[bool] = False
-    """Running statistics are mean and variance of each channel of the input, as those of bn."""
-    shares_batch: ClassVar[bool] = False
-    """Samples of a training batch share statistics, with some options at least."""
-    running_correction = 0  # 1 if the running variance is unbiased, as torch.nn stores it
-
-    def running_buffers(self) -> dict[str, Tensor]:
-        """The buffers that hold running statistics, by name; none unless a layer says so."""
-        return {}
-
-    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
-        """What running statistics are averages of, tables (N, K): for each sample, from the
-        moments (N, C) of its channels."""
-        return moments
-
-    def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and variance, from what the running buffers hold."""
-        return buffers["running_mean"], buffers["running_var"]
-
-    def encode_statistics(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
-        """What the running buffers hold for a mean and a variance."""
-        return {"running_mean": mean, "running_var": var}
-
     # ---------------------------------------------------------------- what training asks
 
     @property

@@ -1,4 +1,7 @@
-"""What diagnosis asks of a norm, with answers that hold for most; a layer overrides its own."""
+"""What calibration and diagnosis ask of a norm, with answers that hold for most.
+
+A layer overrides its own; norms of other libraries have an adapter in inspection.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,32 @@ class Measured:
     """Whether its statistics never change, in train mode either."""
     reads_each_sample: ClassVar[bool] = False
     """Whether means of each sample enter its map, beside the statistics."""
+
+    plain_statistics: ClassVar[bool] = False
+    """Whether running statistics are those of each channel of the input, as bn keeps them."""
+    shares_batch: ClassVar[bool] = False
+    """Whether samples of a training batch share statistics, with some options at least."""
+    running_correction: int = 0
+    """1 if the running variance is unbiased, as torch.nn stores it; 0 if it is biased."""
+
+    # ---------------------------------------------------------------- the statistics it keeps
+
+    def running_buffers(self) -> dict[str, Tensor]:
+        """The buffers that hold running statistics, by name; none unless a layer says so."""
+        return {}
+
+    def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
+        """What running statistics are averages of, tables (N, K): for each sample, from the
+        moments (N, C) of its channels."""
+        return moments
+
+    def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and variance, from what the running buffers hold."""
+        return buffers["running_mean"], buffers["running_var"]
+
+    def encode_statistics(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
+        """What the running buffers hold for a mean and a variance."""
+        return {"running_mean": mean, "running_var": var}
 
     # ---------------------------------------------------------------- statistics and channels
 
