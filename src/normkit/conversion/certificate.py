@@ -154,8 +154,6 @@ class Before:
 
 def measure_before(model: nn.Module, edits: Sequence[Edit], example: object) -> Before | Probe:
     """The first input that the model takes, and what comes of it; or why there is none."""
-    if not edits:
-        return Probe(None, "nothing was changed")
     failed: LayerFailed | None = None
     tried: list[str] = []
     complaint = ""
@@ -178,7 +176,7 @@ def measure_before(model: nn.Module, edits: Sequence[Edit], example: object) -> 
             if probe.given:
                 raise OptionError(
                     f"The model fails on {probe.text}: {_first_line(error)} {UNTOUCHED} "
-                    "Try another example, or example=False to convert without measuring."
+                    "Try another example, or example=False to do without measuring."
                 ) from error
     if failed is not None:
         path = str(failed).partition(":")[0]

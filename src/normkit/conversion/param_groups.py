@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -64,9 +63,13 @@ def param_groups(
     }
     if rule not in rules:
         raise OptionError(f"param_groups got rule={rule!r}. {nearest(str(rule), rules)}")
-    _positive("scale_lr_divisor", scale_lr_divisor)
-    _at_least_zero("lr", lr)
-    _at_least_zero("weight_decay", weight_decay)
+    if not (math.isfinite(scale_lr_divisor) and scale_lr_divisor > 0):
+        raise OptionError(
+            f"param_groups expects scale_lr_divisor above 0, got {scale_lr_divisor!r}."
+        )
+    for option, value in (("lr", lr), ("weight_decay", weight_decay)):
+        if not (math.isfinite(value) and value >= 0):
+            raise OptionError(f"param_groups expects {option} ≥ 0, got {value!r}.")
     names = {parameter: name for name, parameter in model.named_parameters()}
     _check(names)
     roles = rules[rule](model)
@@ -75,12 +78,13 @@ def param_groups(
     if rule == "official_shape":
         scale_lr_divisor = max(scale_lr_divisor, 1.0)  # only a reduction acts there
     settings = {
-        DECAYED: (_fresh(lr), weight_decay),
-        NOT_DECAYED: (_fresh(lr), 0.0),
-        SCALES: (_fresh(lr / scale_lr_divisor), 0.0),
+        DECAYED: (lr, weight_decay),
+        NOT_DECAYED: (lr, 0.0),
+        SCALES: (lr / scale_lr_divisor, 0.0),
     }
     groups = []
     for name, (rate, decay) in settings.items():
+        rate = rate.clone() if isinstance(rate, Tensor) else rate  # schedulers write into tensors
         if members := [parameter for parameter in names if roles[parameter] == name]:
             groups.append({"name": name, "params": members, "lr": rate, "weight_decay": decay})
     return groups
@@ -111,21 +115,6 @@ def _spared(names: dict[nn.Parameter, str], patterns: Iterable[str]) -> list[nn.
             )
         spared += matches
     return spared
-
-
-def _positive(option: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise OptionError(f"param_groups expects {option} above 0, got {value!r}.")
-
-
-def _at_least_zero(option: str, value: float | Tensor) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise OptionError(f"param_groups expects {option} ≥ 0, got {value!r}.")
-
-
-def _fresh(lr: float | Tensor) -> float | Tensor:
-    """A rate of its own for each group: schedulers write into tensors."""
-    return lr.clone() if isinstance(lr, torch.Tensor) else lr
 
 
 # -------------------------------------------------------------------- the role of a parameter

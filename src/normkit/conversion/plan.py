@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normkit.conversion.certificate import Certificate, certify, measure_before
+from normkit.conversion.certificate import Before, Certificate, certify, measure_before
 from normkit.conversion.edits import (
     Edit,
     ReplaceModule,
@@ -24,6 +24,7 @@ from normkit.conversion.edits import (
     same,
     undo_all,
 )
+from normkit.conversion.forward_probe import Probe
 from normkit.conversion.optimizer import Rewiring
 from normkit.core.trained import STATISTICS
 from normkit.errors import NothingToDo
@@ -193,7 +194,9 @@ class Plan:
         refuse_unchangeable(self.model)
         check_all(self.model, self.edits)
         example = self.example if example is None else example
-        before = measure_before(self.model, self.edits, example)
+        before: Before | Probe = Probe(None, "nothing was changed")
+        if self.edits:
+            before = measure_before(self.model, self.edits, example)
         parameters = list(self.model.parameters())
         try:
             do_all(self.model, self.edits)

@@ -17,6 +17,7 @@ from normkit.errors import OptionError, UnknownName, nearest
 Taken = dict[str, str]
 """Which tensors of a new layer hold something of the old one, and what."""
 TORCH_BN = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+WEIGHTS = names("weight")
 BATCH_OPTIONS = ("eps", "momentum", "affine", "track_running_stats")
 
 
@@ -51,7 +52,7 @@ def find_target(to: str | type) -> Target:
             f"{to.__name__} is no layer that norms can be converted to. Try one of "
             f"{', '.join(sorted(TARGETS))}."
         )
-    if to in names("weight"):
+    if to in WEIGHTS:
         raise UnknownName(
             f"{to!r} normalizes weights, not activations. Try normkit.standardize(model, {to!r})."
         )
@@ -65,10 +66,9 @@ def _catalog_target(name: str) -> Target:
     options = tuple(option for option in layer.options() if option not in ("device", "dtype"))
 
     def make(bn: TrainedBN, rank: int, asked: dict[str, Any]) -> tuple[nn.Module, Taken]:
-        made: tuple[nn.Module, Taken] = layer.from_trained(
-            bn, **({"dims": rank, **asked} if "dims" in options else asked)
-        )
-        return made
+        dims = {"dims": rank} if "dims" in options else {}
+        started: tuple[nn.Module, Taken] = layer.from_trained(bn, **{**dims, **asked})
+        return started
 
     return Target(name, make, options, (layer,), layer.card.exact_from_bn)
 

@@ -11,20 +11,19 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any, TypeVar
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
-from normkit.conversion.certificate import SIMILAR, UNTOUCHED, sensitivity
-from normkit.conversion.edits import count_hooks
-from normkit.conversion.forward_probe import (
-    Probe,
-    difference,
-    full_precision,
-    leaves,
-    probes,
-    rounding,
+from normkit.conversion.certificate import (
+    SIMILAR,
+    UNTOUCHED,
+    Before,
+    measure_before,
+    sensitivity,
 )
+from normkit.conversion.edits import count_hooks
+from normkit.conversion.forward_probe import difference, full_precision, leaves, rounding
 from normkit.conversion.fuse.graph import ACTIVATIONS, ALONE, HOOKED, fused_forward
-from normkit.errors import NormkitError, NothingToDo, OptionError
+from normkit.errors import NormkitError, NothingToDo
 from normkit.inspection import refuse_wrapped, undisturbed
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
@@ -68,7 +67,7 @@ def fuse(model: Model, example: Any = None) -> Model:
     )
     """
     plan = plan_fuse(model)
-    before = _run_before(model, example)
+    before = measure_before(model, (), example)
     undo: list[Callable[[], None]] = []
     try:
         for module, graph in plan.forwards:
@@ -77,8 +76,8 @@ def fuse(model: Model, example: Any = None) -> Model:
         for module, children in plan.sequences:
             undo.append(partial(module._modules.update, dict(module._modules)))
             module._modules.update(children)
-        if before is not None:
-            _check(model, *before)
+        if isinstance(before, Before):
+            _check(model, before)
     except BaseException:
         for step in undo:
             step()
@@ -161,31 +160,15 @@ def _fused_children(
     return children
 
 
-def _run_before(model: nn.Module, example: Any) -> tuple[Probe, list[Tensor]] | None:
-    """The first input that the model takes, and its output; None if there is none."""
-    for probe in probes(model, example):
-        if probe.example is None:
-            return None
-        try:
-            with undisturbed(model), full_precision(model):
-                return probe, [t.clone() for t in leaves(probe.run(model))]
-        except Exception as error:
-            if probe.given:
-                raise OptionError(
-                    f"The model fails on {probe.text}: {type(error).__name__}: {error} "
-                    f"{UNTOUCHED} Try another example, or example=False."
-                ) from error
-    return None
-
-
-def _check(model: nn.Module, probe: Probe, before: list[Tensor]) -> None:
+def _check(model: nn.Module, before: Before) -> None:
     """An error if the fused model gives something else."""
+    probe = before.probe
     try:
         with undisturbed(model), full_precision(model):
-            gap = difference(before, leaves(probe.run(model)))
+            gap = difference(before.output, leaves(probe.run(model)))
     except Exception as error:
         raise NormkitError(f"The fused model fails: {error} {UNTOUCHED}") from error
-    if gap <= max((rounding(t.dtype) for t in before), default=0.0):
+    if gap <= max((rounding(t.dtype) for t in before.output), default=0.0):
         return
     if not sensitivity(model, probe) >= SIMILAR * gap:
         raise NormkitError(
