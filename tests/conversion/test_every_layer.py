@@ -220,9 +220,15 @@ def test_every_layer_folds_or_says_why_not(case: Case, training: bool) -> None:
 
 def test_a_layer_that_has_no_table_is_not_folded() -> None:
     """Neither an error of Python nor a wrong fold."""
-    for layer in (Squashed(CHANNELS, dtype=torch.float64), Doubled(CHANNELS, dtype=torch.float64)):
-        plan = nk.plan_fold(model_of(layer), images())
+    for kind in (Squashed, Claiming, Doubled):
+        plan = nk.plan_fold(model_of(kind(CHANNELS, dtype=torch.float64)), images())
         assert "no scale and shift" in plan.left["1"]
+
+
+class Claiming(Squashed):
+    """Its card says that it has a table, which nobody wrote."""
+
+    card = Card(name="claiming", title="", paper="", same_in_eval=True)
 
 
 class Doubled(Squashed):
