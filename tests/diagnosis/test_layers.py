@@ -19,6 +19,7 @@ from cases import CHANNELS, build, every, label
 from normkit import catalog
 from normkit.diagnosis import MEASURES, Measurements, collect
 from normkit.diagnosis.diagnose import diagnose
+from normkit.diagnosis.findings import KINDS
 from normkit.diagnosis.observe.observer import CHEAP, DEARER
 from normkit.inspection import survey
 from normkit.inspection.foreign import measured
@@ -238,3 +239,9 @@ def test_small_variances_of_new_weights_are_no_alarm() -> None:
     for x in data * 30:
         model(x)
     assert "eps-dominates" in kinds(model, data)
+
+
+def test_what_cards_say_that_layers_cure_is_found_and_cured_once() -> None:
+    cured = [kind for name in catalog.names() for kind in catalog.find(name).card.cures]
+    assert set(cured) <= set(KINDS)
+    assert len(set(cured)) == len(cured)

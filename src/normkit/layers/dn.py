@@ -119,6 +119,11 @@ class DN(BatchNormalizer):
 
     def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         assert moments is not None
+        statistics, update = self.linked(moments, state)
+        return MapResult(statistics.standardizing(self.eps).then(self.weight, self.bias), update)
+
+    def linked(self, moments: Moments, state: LayerState) -> tuple[Moments, StateUpdate | None]:
+        """The statistics that open gates pool, tables (N, C), and new ones."""
         mean, var = moments.mean, moments.var
         update = None
         if self.uses_batch(state):
@@ -128,9 +133,7 @@ class DN(BatchNormalizer):
             running, linked = self.running(state), (self.batch_gates >= 0).any()
             mean = torch.where(linked, running.mean, mean)
             var = torch.where(linked, running.var, var)
-        mean, var = _linked(mean, var, self.channel_gates)
-        standardized = Moments(mean, var, 1).standardizing(self.eps)
-        return MapResult(standardized.then(self.weight, self.bias), update)
+        return Moments(*_linked(mean, var, self.channel_gates), 1), update
 
     @torch.no_grad()
     def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
@@ -150,7 +153,7 @@ class DN(BatchNormalizer):
         return MIXTURE
 
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
-        return MIXTURE
+        return self.linked(table, LayerState(batch, self._buffers))[0].standardizing(self.eps)
 
 
 def _linked(mean: Tensor, var: Tensor, gates: Tensor | None) -> tuple[Tensor, Tensor]:

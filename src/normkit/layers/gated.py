@@ -80,12 +80,9 @@ class Gated(BatchNormalizer):
         return found if isinstance(found, Refusal) else found.after_adding(added)
 
     def gates(self, table: Moments) -> Tensor | Refusal:
-        means = table.mean
-        if self.looks_at == "normalized":
-            found = self.standardizing(table, batch=self.uses_batch())
-            assert not isinstance(found, Refusal)
-            means = found.of(means)
-        return gate(means, self.gate_weight, self.gate_bias).expand_as(table.mean)
+        gate = self.compute(table, self.state()).gate
+        assert gate is not None
+        return gate.expand_as(table.mean)
 
 
 def centered(moments: Moments, center_weight: Tensor | None) -> tuple[Moments, Tensor | None]:

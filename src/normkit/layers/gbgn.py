@@ -13,7 +13,7 @@ from normkit.core.moments import Coefficients, Moments, spread
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
-from normkit.layers.measured import MIXTURE, OWN_STATISTICS, Refusal, grouped
+from normkit.layers.measured import OWN_STATISTICS, Refusal, grouped
 
 
 class GBGN(BatchNormalizer):
@@ -83,6 +83,13 @@ class GBGN(BatchNormalizer):
         return self.uses_batch() or self.eval_weight > 0
 
     def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
+        standardized, update = self.standardized_by(moments, state)
+        return MapResult(standardized.then(self.weight, self.bias), update)
+
+    def standardized_by(
+        self, moments: Moments | None, state: LayerState
+    ) -> tuple[Coefficients, StateUpdate | None]:
+        """The map to x̂, and new statistics."""
         wide, update = self.channels // self.groups, None
         if not self.uses_batch(state):
             scale, shift = self.population(moments, state).standardizing(self.eps)
@@ -96,7 +103,7 @@ class GBGN(BatchNormalizer):
             pooled = moments.pooled(samples=run, channels=wide)
             scale, shift = pooled.standardizing(self.eps)
         tables = (spread(t, samples=rows, runs_of=run, groups_of=wide) for t in (scale, shift))
-        return MapResult(Coefficients(*tables).then(self.weight, self.bias), update)
+        return Coefficients(*tables), update
 
     @torch.no_grad()
     def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
@@ -139,4 +146,5 @@ class GBGN(BatchNormalizer):
         return grouped(moments, self.groups).var[0]
 
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
-        return MIXTURE
+        given = table if self.uses_moments() or batch else None
+        return self.standardized_by(given, LayerState(batch, self._buffers))[0]

@@ -104,6 +104,11 @@ class SN(BatchNormalizer):
 
     def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         assert moments is not None
+        statistics, update = self.mixed(moments, state)
+        return MapResult(statistics.standardizing(self.eps).then(self.weight, self.bias), update)
+
+    def mixed(self, moments: Moments, state: LayerState) -> tuple[Moments, StateUpdate | None]:
+        """The mixture of statistics, tables (N, C), and new ones."""
         own = Moments(moments.mean, moments.unbiased(int(self.unbiased)), moments.count)
         parts, update = [own, own.pooled(channels=self.channels)], None
         if self.use_bn:
@@ -113,10 +118,9 @@ class SN(BatchNormalizer):
         mean = sum(share * part.mean for share, part in zip(mean_share, parts, strict=True))
         var = sum(share * part.var for share, part in zip(var_share, parts, strict=True))
         assert isinstance(mean, Tensor) and isinstance(var, Tensor)
-        map = Moments(mean, var, 1).standardizing(self.eps).then(self.weight, self.bias)
         if kept:
             update = (update or StateUpdate({})).with_values(kept)
-        return MapResult(map, update)
+        return Moments(mean, var, 1), update
 
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         if type(self).mixture is not SN.mixture:
@@ -180,4 +184,4 @@ class SN(BatchNormalizer):
         return MIXTURE
 
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
-        return MIXTURE
+        return self.mixed(table, LayerState(batch, self._buffers))[0].standardizing(self.eps)

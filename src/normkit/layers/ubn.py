@@ -378,25 +378,12 @@ class UBN(BatchNormalizer):
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
         calibrated, added = centered(table, self.center_weight)
         seen = table if self.reading["stats_from"] == "raw" else calibrated
-        if not batch and self.running_mean is not None:
-            statistics = self.running()
-        else:
-            statistics = seen.pooled(samples=None)
-            if self.fct:
-                kept, condensed = self.running(), self.condensed
-                statistics = Moments(
-                    torch.where(condensed, statistics.mean, kept.mean),
-                    torch.where(condensed, statistics.var, kept.var),
-                    1,
-                )
+        statistics, _ = self.rectified_statistics(seen, LayerState(batch, self._buffers))
         return statistics.standardizing(self.eps).after_adding(added)
 
     def gates(self, table: Moments) -> Tensor | Refusal:
-        if self.gate_bias is None:
-            return Refusal("its gate is switched off")
-        found = self.standardizing(table, batch=self.uses_batch())
-        assert not isinstance(found, Refusal)
-        return gate_of(found.of(table.mean), self.gate_weight, self.gate_bias)
+        gate = self.compute(table, self.state()).gate
+        return Refusal("its gate is switched off") if gate is None else gate
 
     def threshold(self) -> tuple[Tensor, Tensor] | Refusal:
         return (~self.condensed, self.score) if self.fct else Refusal("its threshold is off")
