@@ -189,3 +189,52 @@ def test_kernels_repeat_themselves_from_what_they_saw():
             expected = gradients(twin, twin, xs)
         for a, b in zip(found, expected, strict=True):
             assert torch.equal(a, b)
+
+
+GRAPHS = [("bn", {}), ("bn", {"momentum": None}), *CHANGING[:-1]]
+
+
+@pytest.mark.parametrize("where", ["outside", "inside"])
+@pytest.mark.parametrize("case", GRAPHS, ids=label)
+def test_graphs_that_are_checkpointed(case, where):
+    """checkpoint(torch.compile(layer)) counted every batch twice: a graph cannot see, when it is
+    made, that it will be repeated. And a model that checkpoints inside could not be one graph."""
+    torch.compiler.reset()
+    layer = changing(case)
+    twin = copy.deepcopy(layer)
+    if where == "outside":
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+
+        def call(x):
+            return checkpoint(compiled, x, use_reentrant=False)
+
+    else:
+        model = Checkpointing(layer)
+        call = torch.compile(model, backend="aot_eager", fullgraph=True)
+    xs = batches(2)
+    assert_all_equal(gradients(call, layer, xs), gradients(twin, twin, xs))
+    for (key, mine), other in zip(layer.named_buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(mine, other, msg=key, equal_nan=True)
+
+
+class Checkpointing(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def test_generated_code_that_is_checkpointed():
+    """The same through the inductor, which has ways of its own to keep what is written."""
+    torch.compiler.reset()
+    layer = changing(CHANGING[0]).float()
+    twin = copy.deepcopy(layer)
+    compiled = torch.compile(Checkpointing(layer), fullgraph=True)
+    xs = [x.float() for x in batches(2)]
+    expected = gradients(twin, twin, xs)
+    for a, b in zip(gradients(compiled, layer, xs), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    assert layer.num_batches_tracked == 2
+    torch.testing.assert_close(layer.running_mean, twin.running_mean)

@@ -15,6 +15,10 @@ forward leaves its state with the inner one again.
 
 A forward without gradients may be the first half of a checkpoint; one with gradients only if there
 are hooks for saved tensors. Otherwise nothing is looked for and nothing is kept.
+
+A compiled graph cannot know when it will run. So there it asks when it runs, by two operators:
+``normkit::first_time`` and ``normkit::as_first_seen``. The result of the latter is never computed
+again by a graph that checkpoints parts of itself: torch keeps what an operator with effects gave.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from types import FrameType, GeneratorType
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.autograd.function import BackwardCFunction
 from torch.utils import checkpoint
 
@@ -44,11 +50,15 @@ def is_recomputation() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def as_first_seen(owner: object, now: Callable[[], Kept]) -> Kept | None:
+def in_graph() -> bool:
+    """Whether a graph is being made that runs in this process; programs for export stay plain."""
+    # the flag, and not is_exporting(): in torch 2.11 every graph takes that for True
+    return torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag
+
+
+def as_first_seen(owner: int, now: Callable[[], Kept]) -> Kept | None:
     """What ``owner`` saw in the forward that this one repeats; or what it sees now, kept for one
     that may repeat this. None if nothing was kept and nothing has to be."""
-    if torch.compiler.is_compiling():
-        return None
     again = is_recomputation()
     if not again and torch.is_grad_enabled() and _hooks(True) is None:
         return None
@@ -59,13 +69,13 @@ def as_first_seen(owner: object, now: Callable[[], Kept]) -> Kept | None:
             states = _States()
             setattr(holder, _STATES, states)
         if repeats:
-            seen = states.next(id(owner))
+            seen = states.next(owner)
             break
         around.append(states)
     if around and seen is None:
         seen = now()
     for states in around:
-        states.append(id(owner), seen)
+        states.append(owner, seen)
     return seen
 
 
@@ -108,3 +118,36 @@ def _checkpoints() -> Iterator[tuple[object, bool]]:
                         if isinstance(inner, checkpoint._CheckpointFrame):
                             yield inner, False
         frame = frame.f_back
+
+
+# ---------------------------------------------------------------- operators of graphs
+
+torch.library.define("normkit::first_time", "(Device device) -> Tensor")
+torch.library.define("normkit::as_first_seen", "(Tensor[] statistics) -> Tensor[]")
+
+
+@torch.library.impl("normkit::first_time", "CompositeExplicitAutograd")
+def _first_time(device: torch.device) -> Tensor:
+    """Whether the graph does not run inside a backward: a boolean on the device."""
+    return torch.full((), not is_recomputation(), device=device)
+
+
+@torch.library.impl("normkit::as_first_seen", "CompositeExplicitAutograd")
+def _as_first_seen(statistics: list[Tensor]) -> list[Tensor]:
+    """Copies of buffers, of one layer: as they are, or as the forward saw that this one repeats."""
+
+    def copies() -> list[Tensor]:
+        return [t.clone() for t in statistics]
+
+    # a graph has no module to ask, but the buffers themselves
+    seen = as_first_seen(statistics[0].data_ptr(), copies)
+    return copies() if seen is None else [t.clone() for t in seen]
+
+
+torch.library.register_fake(
+    "normkit::first_time", lambda device: torch.empty((), dtype=torch.bool, device=device)
+)
+torch.library.register_fake(
+    "normkit::as_first_seen", lambda statistics: [torch.empty_like(t) for t in statistics]
+)
+_register_effectful_op(torch.ops.normkit.as_first_seen.default, _EffectType.ORDERED)

@@ -14,7 +14,7 @@ from normkit.core.fusion import Fusion, Memory
 from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments, spread
-from normkit.core.recomputation import as_first_seen, is_recomputation
+from normkit.core.recomputation import as_first_seen, in_graph, is_recomputation
 from normkit.core.statistics import (
     LayerState,
     MapResult,
@@ -112,8 +112,16 @@ class BatchNormalizer(Normalizer):
     def state(self) -> LayerState:
         statistics = dict(self._buffers)
         if self.training and self.map_reads_state():
-            statistics = as_first_seen(self, self._copies) or statistics
+            statistics = self._as_first_seen() or statistics
         return LayerState(self.training, statistics, is_recomputation())
+
+    def _as_first_seen(self) -> dict[str, Tensor | None] | None:
+        if in_graph():
+            kept = {name: b for name, b in self._buffers.items() if b is not None}
+            return dict(zip(kept, torch.ops.normkit.as_first_seen([*kept.values()]), strict=True))
+        if torch.compiler.is_compiling():
+            return None
+        return as_first_seen(id(self), self._copies)
 
     @torch.no_grad()
     def _copies(self) -> dict[str, Tensor | None]:
@@ -250,20 +258,22 @@ class BatchNormalizer(Normalizer):
         """
         if update is None or is_recomputation():
             return
-        kept = self._buffers
+        kept, first = self._buffers, None
+        if in_graph():  # it may run again, and knows only then
+            first = torch.ops.normkit.first_time(self.nonfinite_batches.device)
         with torch.no_grad():
             for name, value in update.values.items():
                 buffer = kept[name]
                 assert buffer is not None
-                buffer.copy_(value)
+                buffer.copy_(value if first is None else torch.where(first, value, buffer))
             finite = update.finite
             if finite is None:
                 return
             bad, batches = kept["nonfinite_batches"], kept["num_batches_tracked"]
             assert bad is not None and batches is not None
-            bad.add_(~finite)
+            bad.add_(~finite if first is None else first & ~finite)
             counts = finite if update.counted is None else (finite & update.counted).squeeze()
-            batches.add_(counts)
+            batches.add_(counts if first is None else first & counts)
         # a fake tensor has no value, and that of an accelerator's one would have to be waited for
         hidden = type(finite) is not Tensor or finite.device.type != "cpu"
         if not (torch.compiler.is_compiling() or hidden or finite):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from normkit.core.layout import Batch, Channels
+from normkit.core.recomputation import is_recomputation
 from normkit.engine import plain
 from normkit.engine.compile import records
 from normkit.engine.compile.records import KIND, SLOTS, TAGS
@@ -273,9 +274,12 @@ def _remember(
 ) -> None:  # fmt: skip
     """Whole, or not at all if one is not finite; which of both is counted.
 
-    The second statistic is multiplied by values / (values − less).
+    The second statistic is multiplied by values / (values − less). A graph that checkpointing
+    repeats in the backward has counted its batch.
     """
     on_triton("normkit::remember", tables)
+    if is_recomputation():
+        return
     start = _launch((begin, mean.shape[0], weight, values / max(values - less, 1)))
     start(tables, mean, second, batches, nonfinite, arrivals)
 
