@@ -4,6 +4,7 @@
     ├── ShapeError (ValueError)      a tensor of the wrong rank, size or memory
     ├── DtypeError (TypeError)       a tensor of the wrong number type
     ├── DeviceError (RuntimeError)   tensors on different devices
+    ├── TransformError (RuntimeError)  statistics that a transform of torch.func cannot change
     ├── OptionError (ValueError)     an option that does not exist or cannot be
     ├── UnknownName (LookupError)    a name that is not in the catalog
     ├── NothingToDo (ValueError)     a call that would have changed nothing
@@ -35,6 +36,10 @@ class DtypeError(NormkitError, TypeError):
 
 class DeviceError(NormkitError, RuntimeError):
     """Tensors of one call are on different devices."""
+
+
+class TransformError(NormkitError, RuntimeError):
+    """A layer would have to change statistics that a transform of torch.func does not know."""
 
 
 class OptionError(NormkitError, ValueError):

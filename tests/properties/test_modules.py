@@ -11,8 +11,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
-from cases import build, every, inputs, label
+from cases import build, every, inputs, label, same_buffers
 from normkit import catalog
+from normkit.errors import TransformError
 
 
 def run(layer, x):
@@ -115,12 +116,65 @@ def test_vmap_over_models(case):
         return layer(sample[None]).square().sum()
 
     if case[1].get("preset") == "authors":  # literally: eval mode updates the score
-        with pytest.raises(RuntimeError, match="in-place operation"):
+        with pytest.raises(TransformError, match="functional_call"):
             torch.func.grad(loss)(x[0])
         return
     mapped = torch.func.vmap(torch.func.grad(loss))(x)
     loop = torch.stack([torch.func.grad(loss)(sample) for sample in x])
     torch.testing.assert_close(mapped, loop)
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_vmap_over_inputs_with_gaps(case):
+    """Mapped over its last axis a tensor has gaps: torch cannot say whether it is channels_last."""
+    layer = build(case).eval()
+    xs = torch.stack([inputs(2) for _ in range(3)], -1)
+    if case[1].get("preset") == "authors":
+        with pytest.raises(TransformError, match="functional_call"):
+            torch.func.vmap(layer, in_dims=-1)(xs)
+        return
+    mapped = torch.func.vmap(layer, in_dims=-1)(xs)
+    torch.testing.assert_close(mapped, torch.stack([layer(xs[..., i]) for i in range(3)]))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_many_gradients_at_once(case, training):
+    """The passes of backward write into given tensors, which torch cannot do for many at once."""
+    layer, x = build(case).train(training), inputs(2, (2, 2))
+
+    def call(x):
+        with same_buffers(layer):
+            return layer(x, torch.ones_like(x), "silu")
+
+    together = torch.autograd.functional.jacobian(call, x, vectorize=True)
+    torch.testing.assert_close(together, torch.autograd.functional.jacobian(call, x))
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_vmap_over_models_in_training(case):
+    """Several models at once, each with parameters and statistics of its own."""
+    layer = build(case)
+    models = [copy.deepcopy(layer) for _ in range(3)]
+    with torch.no_grad():
+        for i, model in enumerate(models):
+            for key, parameter in model.named_parameters():
+                if "gates" not in key:
+                    parameter.add_(0.1 * i)
+    xs = torch.stack([inputs(4) + i for i in range(3)])
+    parameters, buffers = torch.func.stack_module_state(models)
+
+    def call(parameters, buffers, x):
+        return torch.func.functional_call(layer, (parameters, buffers), (x,)), buffers
+
+    mapped, after = torch.func.vmap(call)(parameters, buffers, xs)
+    for i, model in enumerate(models):
+        torch.testing.assert_close(mapped[i], model(xs[i]))
+        for key, buffer in model.named_buffers():
+            torch.testing.assert_close(after[key][i], buffer, equal_nan=True, msg=key)
+    if any(not torch.equal(b, models[0].get_buffer(key)) for key, b in layer.named_buffers()):
+        with pytest.raises(TransformError, match="running statistics"):
+            torch.func.vmap(layer)(xs)  # whose buffers would be changed by three models
 
 
 GRAPHS = [

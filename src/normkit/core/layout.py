@@ -258,7 +258,7 @@ def is_channels_last(x: Tensor) -> bool:
     """Whether the channel of x, of any rank, runs fastest in memory and nothing is skipped."""
     if x.is_contiguous():
         return False
-    if x.dim() == 4:  # without making a view
+    if x.dim() == 4 and not torch._C._are_functorch_transforms_active():  # without making a view
         return x.is_contiguous(memory_format=torch.channels_last)
     return x.dim() > 2 and x.movedim(1, -1).is_contiguous()
 

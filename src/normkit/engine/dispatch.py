@@ -107,3 +107,13 @@ def expression_wanted() -> bool:
         or _tracing() is not None
         or forward_ad._current_level >= 0
     )
+
+
+def expression_wanted_of(grad: Tensor) -> bool:
+    """The same in a backward: someone differentiates it once more, or has many gradients at once
+    (``is_grads_batched``, ``jacobian(vectorize=True)``: tensors of torch's first vmap)."""
+    return (
+        torch.is_grad_enabled()
+        or expression_wanted()
+        or torch._C._functorch.is_legacy_batchedtensor(grad)
+    )

@@ -22,7 +22,7 @@ from normkit.core.layout import Batch, Channels, Layout, dense
 from normkit.core.moments import Coefficients, Moments
 from normkit.engine import plain
 from normkit.engine.compile import graph
-from normkit.engine.dispatch import choose, expression_wanted
+from normkit.engine.dispatch import choose, expression_wanted, expression_wanted_of
 from normkit.engine.epilogue import AffineMap, check
 
 CoefficientFunction = Callable[[Moments | None], Coefficients]
@@ -138,7 +138,7 @@ class _Moments(torch.autograd.Function):
         if grad is None:
             return plain.moments_gradient(x, constant, slope, layout), None, None
         map, ctx.link.map = ctx.link.map, None
-        passes = plain if torch.is_grad_enabled() else choose(x, layout)
+        passes = plain if expression_wanted_of(grad) else choose(x, layout)
         dx = passes.input_gradient(grad, x, map, constant, slope, layout)
         return dx, None, None
 
@@ -177,7 +177,7 @@ class _Affine(torch.autograd.Function):
         needs_x, _, needs_scale, needs_shift, needs_residual = ctx.needs_input_grad[:5]
         layout, act = ctx.layout, ctx.act
         map = AffineMap(scale, shift, residual, act)
-        passes = plain if torch.is_grad_enabled() else choose(x, layout)
+        passes = plain if expression_wanted_of(grad) else choose(x, layout)
         dx = da = db = dr = None
         if needs_scale or needs_shift or (needs_residual and act != "none"):
             da, db, dr = passes.sums(grad, x, map, layout, needs_residual)

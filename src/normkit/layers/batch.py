@@ -23,7 +23,7 @@ from normkit.core.statistics import (
     blended,
 )
 from normkit.core.trained import STATISTICS, TrainedBN
-from normkit.errors import NonFiniteWarning, OptionError, ShapeError
+from normkit.errors import NonFiniteWarning, OptionError, ShapeError, TransformError
 from normkit.layers.base import Normalizer
 from normkit.layers.measured import Refusal
 
@@ -258,26 +258,42 @@ class BatchNormalizer(Normalizer):
         """
         if update is None or is_recomputation():
             return
+        try:
+            self._write(update)
+        except RuntimeError as error:
+            if not torch._C._are_functorch_transforms_active():
+                raise
+            raise TransformError(
+                f"{title(self)} would change its running statistics inside a transform of "
+                "torch.func, which does not have them. Try torch.func.functional_call(layer, "
+                "(parameters, buffers), x) with one set of buffers for each model, layer.eval(), "
+                "or track_running_stats=False."
+            ) from error
+        finite = update.finite
+        if finite is None or torch.compiler.is_compiling():
+            return
+        # a fake tensor has no value, and that of an accelerator's one would have to be waited for
+        hidden = type(finite) is not Tensor or finite.device.type != "cpu"
+        if not (hidden or torch._C._are_functorch_transforms_active() or finite):
+            self.report()
+
+    @torch.no_grad()
+    def _write(self, update: StateUpdate) -> None:
         kept, first = self._buffers, None
         if in_graph():  # it may run again, and knows only then
             first = torch.ops.normkit.first_time(self.nonfinite_batches.device)
-        with torch.no_grad():
-            for name, value in update.values.items():
-                buffer = kept[name]
-                assert buffer is not None
-                buffer.copy_(value if first is None else torch.where(first, value, buffer))
-            finite = update.finite
-            if finite is None:
-                return
-            bad, batches = kept["nonfinite_batches"], kept["num_batches_tracked"]
-            assert bad is not None and batches is not None
-            bad.add_(~finite if first is None else first & ~finite)
-            counts = finite if update.counted is None else (finite & update.counted).squeeze()
-            batches.add_(counts if first is None else first & counts)
-        # a fake tensor has no value, and that of an accelerator's one would have to be waited for
-        hidden = type(finite) is not Tensor or finite.device.type != "cpu"
-        if not (torch.compiler.is_compiling() or hidden or finite):
-            self.report()
+        for name, value in update.values.items():
+            buffer = kept[name]
+            assert buffer is not None
+            buffer.copy_(value if first is None else torch.where(first, value, buffer))
+        finite = update.finite
+        if finite is None:
+            return
+        bad, batches = kept["nonfinite_batches"], kept["num_batches_tracked"]
+        assert bad is not None and batches is not None
+        counts = finite if update.counted is None else (finite & update.counted).squeeze()
+        bad.add_(~finite if first is None else first & ~finite)
+        batches.add_(counts if first is None else first & counts)
 
     def memory(self, count: int, state: LayerState, scratch: bool = False) -> Memory | None:
         """The running statistics for a kernel to update; None if there is nothing to update, or
