@@ -84,13 +84,14 @@ class BatchNormalizer(Normalizer):
         self.on_single = self._choice("on_single", on_single, ("error", "running"))
         size = self.statistics_size()
         track = track_running_stats
+        # first those that are always there: torch.export miscounts after a buffer that is None
+        count = torch.zeros((), dtype=torch.long, device=self._factory["device"])  # type: ignore[arg-type]
+        self.register_buffer("nonfinite_batches", count.clone(), persistent=False)
+        self.register_buffer("arrivals", count.to(torch.int32), persistent=False)
         self.register_buffer("running_mean", self._statistic(0.0, size) if track else None)
         second = self._statistic(self.second_start, size) if track else None
         self.register_buffer(self.second_buffer, second)
-        count = torch.zeros((), dtype=torch.long, device=self._factory["device"])  # type: ignore[arg-type]
         self.register_buffer("num_batches_tracked", count if track else None)
-        self.register_buffer("nonfinite_batches", count.clone(), persistent=False)
-        self.register_buffer("arrivals", count.to(torch.int32), persistent=False)
         self._warned = False
 
     # ---------------------------------------------------------------- what a subclass writes

@@ -89,6 +89,8 @@ class InputNorm(BN):
             mean, std = [0.0] * channels, [1.0] * channels
         self.register_buffer("given_mean", self._given("mean", mean))
         self.register_buffer("given_std", self._given("std", std))
+        for name in [name for name, buffer in self._buffers.items() if buffer is None]:
+            self._buffers[name] = self._buffers.pop(name)  # last: torch.export miscounts after them
 
     def _given(self, option: str, values: Sequence[float] | None) -> Tensor | None:
         if values is None:

@@ -183,12 +183,13 @@ class UBN(BatchNormalizer):
         assert moments is not None
         if not (self.fct and (state.training or self.reading["update_in_eval"])):
             return state
-        n = self.scored(x)
-        first = Moments(moments.mean[:n], moments.var[:n], moments.count)
+        limit = min(self._limits(), default=None)  # without the size: that may be a symbol
+        table = Moments(moments.mean[:limit], moments.var[:limit], moments.count)
         with torch.no_grad():
-            new = condensation_score(x[:n], first).to(self.score.dtype)
+            first = x[:limit]
+            new = condensation_score(first, table).to(self.score.dtype)
             if self.reading["score_norm"] == "batch":
-                new = new * (n - 1)
+                new = new * (first.shape[0] - 1)
             if self.sync_score and torch.distributed.is_initialized():
                 torch.distributed.all_reduce(new)
                 new = new / torch.distributed.get_world_size()
@@ -200,8 +201,10 @@ class UBN(BatchNormalizer):
 
     def scored(self, x: Tensor) -> int:
         """How many samples the score looks at."""
-        limits = (x.shape[0], self.reading["max_samples"], self.virtual_batch)
-        return min(limit for limit in limits if limit is not None)
+        return min([x.shape[0], *self._limits()])
+
+    def _limits(self) -> list[int]:
+        return [n for n in (self.reading["max_samples"], self.virtual_batch) if n is not None]
 
     def new_score(self, state: LayerState) -> Tensor:
         """The score after this batch."""

@@ -1,0 +1,57 @@
+"""torch.export of layers, for batches of any size."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.export import Dim, export
+
+from cases import build, every, inputs, label
+from normkit import catalog
+
+RUNS = [
+    (name, {"virtual_batch": 2})
+    for name in catalog.names("activation")
+    if "virtual_batch" in catalog.find(name).options() and name not in ("bgn", "gbgn")
+]
+
+
+def exported(layer, x):
+    sizes = ({0: 2 * Dim("half", min=1, max=32)},)  # even, for dn links pairs of samples
+    return export(layer, (x,), dynamic_shapes=sizes).module()
+
+
+@pytest.mark.parametrize("case", [*every(), *RUNS], ids=label)
+def test_any_batch_in_eval_mode(case):
+    """ghost_bn and layers with virtual_batch could not be exported: they compared the batch with
+    the size of its runs, which has no meaning in eval mode."""
+    if case[1].get("preset") == "authors":
+        pytest.skip("eval mode updates the score, from 16 samples or fewer: two programs")
+    layer = build(case).eval()
+    program = exported(copy.deepcopy(layer), inputs(6))
+    for size in (2, 4, 10):
+        x = inputs(size)
+        torch.testing.assert_close(program(x), layer(x))
+
+
+def has_one_program(case):
+    """Whether one program does for every batch in training: no runs of samples, no first 16."""
+    name, options = case
+    runs = {"virtual_batch", "examples_per_group"} & options.keys() or name == "ghost_bn"
+    return not runs and (name != "ubn" or options.get("preset") == "paper")
+
+
+@pytest.mark.parametrize("case", [c for c in every() if has_one_program(c)], ids=label)
+def test_any_batch_in_training(case):
+    """dn never updated its statistics: the number of values was a symbol, which is no int."""
+    layer = build(case)
+    program = exported(copy.deepcopy(layer), inputs(6))
+    for size in (4, 10):
+        x = inputs(size)
+        torch.testing.assert_close(program(x), layer(x))
+    kept = dict(program.named_buffers())
+    for key, buffer in layer.named_buffers():
+        if key in kept:
+            torch.testing.assert_close(kept[key], buffer, equal_nan=True, msg=key)
