@@ -445,7 +445,7 @@ def test_standardized_weights_before_a_sum_are_fine() -> None:
 # ---------------------------------------------------------------- the outcome
 
 
-class Known(nn.Module):
+class FixedProbabilities(nn.Module):
     """Two classes, with a probability of the first that is p in eval mode and q on batches."""
 
     def __init__(self, p: float, q: float) -> None:
@@ -461,7 +461,7 @@ class Known(nn.Module):
 
 
 def severity(p: float, q: float) -> str | None:
-    model = Known(p, q)
+    model = FixedProbabilities(p, q)
     data = [(torch.randn(32, 2), torch.zeros(32, dtype=torch.long)) for _ in range(4)]
     for x, _ in data * 30:
         model.norm(x)

@@ -211,10 +211,10 @@ def rank_disagreement(evidence: Evidence, earlier: EarlierFindings) -> Iterator[
     far: dict[NormEvidence, tuple[float, float]] = {}
     for layer in evidence.running():
         each = [statistics_in(state, layer) for state in evidence.ranks]
-        there = [x for x in each if x is not None]
-        if layer.frozen or len(there) < 2:
+        ranks = [x for x in each if x is not None]
+        if layer.frozen or len(ranks) < 2:
             continue
-        error, bound = _disagreement(layer, there), _by_chance(layer)
+        error, bound = _disagreement(layer, ranks), _by_chance(layer)
         if error > bound:
             far[layer] = error, bound
     if far:
@@ -236,8 +236,8 @@ def rank_disagreement(evidence: Evidence, earlier: EarlierFindings) -> Iterator[
 
 def statistics_in(state: State, layer: NormEvidence) -> Moments | None:
     """The running statistics of a layer in a state_dict, as mean and variance (1, K)."""
-    found = {name: state_value(state, f"{layer.prefix}{name}") for name in layer.running_buffers}
-    buffers = {name: value for name, value in found.items() if value is not None}
+    values = {name: state_value(state, f"{layer.prefix}{name}") for name in layer.running_buffers}
+    buffers = {name: value for name, value in values.items() if value is not None}
     if layer.kept is None or len(buffers) < 2:
         return None
     mean, var = layer.statistics.source.decode_statistics(buffers)
@@ -245,12 +245,12 @@ def statistics_in(state: State, layer: NormEvidence) -> Moments | None:
     return Moments(mean[None].to(device), var[None].to(device), 1)
 
 
-def _disagreement(layer: NormEvidence, there: list[Moments]) -> float:
+def _disagreement(layer: NormEvidence, ranks: list[Moments]) -> float:
     """The largest output error of one rank's statistics where those of all are right."""
     together = Moments(
-        torch.cat([x.mean for x in there]), torch.cat([x.var for x in there]), 1
+        torch.cat([x.mean for x in ranks]), torch.cat([x.var for x in ranks]), 1
     ).pooled(samples=None)
-    return max(layer.distance(each, together) for each in there)
+    return max(layer.distance(each, together) for each in ranks)
 
 
 def _by_chance(layer: NormEvidence) -> float:
@@ -273,13 +273,13 @@ def _differ(one: State, other: State, name: str) -> bool:
 
 
 def _count(state: State, layer: NormEvidence) -> int | None:
-    found = state_value(state, f"{layer.prefix}num_batches_tracked")
-    return None if found is None else int(found)
+    counter = state_value(state, f"{layer.prefix}num_batches_tracked")
+    return None if counter is None else int(counter)
 
 
 def state_value(state: State, key: str) -> Tensor | None:
     """A tensor of a state_dict, also of one that a wrapper has put a word before."""
     for name in (key, f"module.{key}", f"_orig_mod.{key}"):
-        if isinstance(found := state.get(name), Tensor):
-            return found.detach()
+        if isinstance(value := state.get(name), Tensor):
+            return value.detach()
     return None

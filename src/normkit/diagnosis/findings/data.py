@@ -1,4 +1,4 @@
-"""What can be said about data before a model sees them, and batches mixed anew."""
+"""Facts about data before a model sees them, and batches mixed anew."""
 
 from __future__ import annotations
 

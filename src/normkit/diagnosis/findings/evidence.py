@@ -62,7 +62,7 @@ class Evidence:
     ema_of: State | None = None
     optimizer: torch.optim.Optimizer | None = None
     measured: Measurements | None = None
-    nats: bool = False  # whether losses are cross-entropies of classes
+    cross_entropy: bool = False  # whether losses are that of classes
 
     @property
     def loader(self) -> str:
@@ -160,14 +160,14 @@ def gather(
         average,
         optimizer,
         collect(model, [batch.as_given() for batch in batches]),
-        nats=losses and loss is None,
+        cross_entropy=losses and loss is None,
     )
 
 
 def _read(
     model: nn.Module, loader: Iterable[Any], most: int, forward: Forward | None
 ) -> tuple[list[LoaderBatch], LoaderFacts]:
-    """At most so many batches, and what can be said about them; one more shows if these are all."""
+    """At most so many batches, and facts about them; one more shows if these are all."""
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise OptionError(f"max_batches expects a number of at least 1, got {most!r}.")
     read = list(BatchReader(model, loader, forward, max_batches=most + 1))

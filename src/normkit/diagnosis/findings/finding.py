@@ -32,7 +32,7 @@ class Finding:
     severity: str
     path: str  # the layer that is worst; "" for the model or its data as a whole
     paths: tuple[str, ...]  # every layer concerned, in the order of the model
-    said: str  # what was found, with the numbers
+    said: str  # what is wrong, with the numbers; a key of JSON files
     numbers: Mapping[str, float | int | str | bool | None]
     why: str  # why it matters
     paper: str

@@ -188,7 +188,7 @@ def train_eval_gap(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Fin
     ratio = gap.eval / gap.batch if gap.batch > 0 else math.inf
     measured = [x for x in evidence.running() if not math.isnan(x.error_in_eval)]
     worst = max(measured, key=lambda layer: layer.error_in_eval, default=None)
-    likely = gap.difference if evidence.nats else 0.0
+    likely = gap.difference if evidence.cross_entropy else 0.0
     yield GAP.finding(
         "warning" if ratio >= 2 or likely >= LESS_LIKELY else "note",
         [] if worst is None else [worst],

@@ -29,8 +29,8 @@ def name_of(act: nn.Module | str) -> str:
     """The name of an activation, without what libraries put around it: "gelutanh" is a gelu."""
     name = act if isinstance(act, str) else type(act).__name__
     name = name.lower().replace("_", "").removesuffix("me")  # timm's memory-efficient forms
-    known = sorted({*BOUNDS, *CLOSES}, key=len, reverse=True)
-    return next((word for word in known if name.startswith(word)), name)
+    longest_first = sorted({*BOUNDS, *CLOSES}, key=len, reverse=True)
+    return next((word for word in longest_first if name.startswith(word)), name)
 
 
 def bounds_of(act: nn.Module | str) -> ActivityBounds:
