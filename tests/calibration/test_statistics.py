@@ -65,9 +65,9 @@ def test_a_file_keeps_every_bit_and_what_it_is_of(tmp_path: Path) -> None:
     one.save(path)
     back = Statistics.load(path)
     assert list(back) == list(one) == subjects.PATHS
-    for name, tally in one.items():
+    for name, merged in one.items():
         for part in ("count", "mean", "m2"):
-            assert torch.equal(getattr(back[name], part), getattr(tally, part))
+            assert torch.equal(getattr(back[name], part), getattr(merged, part))
             assert getattr(back[name], part).dtype == torch.float64
     assert back.sources == one.sources
     assert back.sources[0].note == "Monday, site B"

@@ -106,8 +106,8 @@ def test_pooling_weighs_by_the_number_of_values() -> None:
 
 def test_the_stored_variance_is_unbiased_where_torch_has_it_so() -> None:
     x = torch.randn(6, 3, dtype=torch.float64)
-    keeper = NormStatistics("", nn.BatchNorm1d(3), "bn")
-    found = keeper.stored(keeper.pooled(channel_moments(x), x))
+    statistics = NormStatistics("", nn.BatchNorm1d(3), "bn")
+    found = statistics.stored(statistics.pooled(channel_moments(x), x))
     torch.testing.assert_close(found.var[0], x.var(0))
 
 

@@ -30,21 +30,21 @@ from typing import Any
 
 from torch.nn.modules.conv import _ConvNd
 
-from normkit.inspection.flow import guessed_neighbours
+from normkit.inspection.flow import Neighbours
 from normkit.inspection.tree import Node
 
 SHORTCUTS = ("downsample", "down_sample", "shortcut", "skip", "identity")
 
 
-def places_of(tree: Node) -> dict[str, dict[str, Any]]:
+def places_of(tree: Node, neighbours: Neighbours) -> dict[str, dict[str, Any]]:
     """The fields of a ``Site`` about its place, by the path of each norm.
 
     A norm is on the shortcut if a name between block and norm says so (downsample, shortcut, skip,
     identity), or if the channel counts do: the convolutions of the block make two chains from the
     same number of channels to the same number, one longer than the other. The stem is what comes,
-    in the order of registration, before the first block.
+    in the order of registration, before the first block. ``neighbours`` may be guessed.
     """
-    feeders = {norm: feeder for norm, (feeder, _) in guessed_neighbours(tree).items()}
+    feeders = {norm: feeder for norm, (feeder, _) in neighbours.items()}
     order = {id(node): i for i, node in enumerate(tree.walk())}
     blocks = blocks_of(tree)
     first = min((order[id(block)] for block in blocks), default=-1)

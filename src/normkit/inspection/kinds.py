@@ -106,9 +106,9 @@ def layer_of(kind: str) -> type[Normalizer] | None:
     return layer
 
 
-def channel_axis_of(norm: nn.Module) -> int:
+def channel_axis_of(norm: nn.Module, kind: str) -> int:
     """-1 if the channels are on the last axis, as in a transformer."""
-    if isinstance(norm, Normalizer) or kind_of(norm) not in OVER_THE_LAST_AXIS:
+    if isinstance(norm, Normalizer) or kind not in OVER_THE_LAST_AXIS:
         return 1
     if any("2d" in base.__name__ for base in type(norm).__mro__):
         return 1

@@ -126,7 +126,7 @@ def facts_of(module: nn.Module) -> dict[str, Any]:
         "affine": _is_affine(norm),
         "tracked": tracked,
         "training": norm.training,
-        "channel_axis": channel_axis_of(norm),
+        "channel_axis": channel_axis_of(norm, kind),
         "act": _inside(module, ACTS),
         "drop": _inside(module, DROPS),
         "own_forward": _has_own_forward(norm),
@@ -135,8 +135,9 @@ def facts_of(module: nn.Module) -> dict[str, Any]:
 
 def channels_of(module: nn.Module) -> int | None:
     """How many channels a norm has; None for what is no norm, and for lazy ones."""
-    channels: int | None = facts_of(module).get("channels")
-    return channels
+    if kind_of(module) is None:
+        return None
+    return channel_count(module.norm if isinstance(module, NormAct) else module)
 
 
 def library_of(module: nn.Module) -> str:

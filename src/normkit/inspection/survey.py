@@ -95,8 +95,9 @@ def survey(model: nn.Module, example: Any = None) -> Survey:
     """
     refuse_wrapped(model)
     tree = tree_of(model)
-    places = places_of(tree)
-    flow = guessed_neighbours(tree) if example is None else observed_neighbours(tree, example)
+    guessed = guessed_neighbours(tree)
+    places = places_of(tree, guessed)
+    flow = guessed if example is None else observed_neighbours(tree, example)
     sites = tuple(_site(n, *flow[n.path], places[n.path]) for n in tree.norms())
     return Survey(sites, weights_of(model), type(model).__name__)
 
