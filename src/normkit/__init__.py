@@ -84,7 +84,7 @@ if "torch" in sys.modules:
         ShiftedBN,
     )
     from normkit.layers.base import Normalizer
-    from normkit.layers.following import follow_learning_rate
+    from normkit.layers.bcn import follow_learning_rate
     from normkit.layers.norm_act import NormAct
     from normkit.layers.reasons import why
 

@@ -22,7 +22,7 @@ from normkit.conversion.param_groups import param_groups
 from normkit.errors import NormkitError, NothingToDo, OptionError, UnknownName
 from normkit.layers import BCN, BGN, BNET, GN, GW, IBN, IN, LN, UBN
 from normkit.layers.base import Normalizer
-from normkit.layers.following import follow_learning_rate
+from normkit.layers.bcn import follow_learning_rate
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": torchvision.models.resnet18,

@@ -120,6 +120,22 @@ def test_pools_samples(name):
 
 
 @pytest.mark.parametrize("name", ACTIVATION)
+def test_statistics(name):
+    """Whether another value of the input changes what happens to the first, in training."""
+    layer = build((name, {}))
+    twin = build((name, {}))
+    twin.load_state_dict(layer.state_dict())
+    x = inputs()
+    other = 5 * torch.randn_like(x)
+    other[0, 0, 0, 0] = x[0, 0, 0, 0]
+    difference = (layer(x) - twin(other))[0, 0, 0, 0].abs()
+    assert (difference > 1e-3) == (layer.card.statistics == "input")
+    assert layer.uses_moments() == (layer.card.statistics == "input")
+    kept = any("running" in key or "stat" in key for key, _ in layer.named_buffers())
+    assert kept or layer.card.statistics != "stored"
+
+
+@pytest.mark.parametrize("name", ACTIVATION)
 def test_family(name):
     """A family layer is one affine map per sample and channel: y is linear in x there."""
     layer = build((name, {})).eval()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from normkit.layers import BCN, BN, GN, RBN, UBN, WS, BatchRenorm, FrozenBN
-from normkit.layers.following import follow_learning_rate
+from normkit.layers.bcn import follow_learning_rate
 from tools.diseases.networks import Cnn, PreActNet
 from tools.diseases.reference_models import Case, HealthyModel, ReferenceModels
 

@@ -29,18 +29,6 @@ def run(options: argparse.Namespace) -> int:
     for name in catalog.names(options.kind):
         card = catalog.find(name).card
         exact = "yes" if card.exact_from_bn else "–"
-        rows.append((name, card.title, card.paper, f"{card.kind}s", statistics_from(name), exact))
+        rows.append((name, card.title, card.paper, f"{card.kind}s", card.shared_by, exact))
     console().print(table(f"{len(rows)} layers: normkit.make(name, channels)", HEAD, rows))
     return 0
-
-
-def statistics_from(name: str) -> str:
-    """Whose values share the statistics in training, in words."""
-    from normkit import catalog
-
-    entry = catalog.ENTRIES[name]
-    if entry.card.kind == "weight":
-        return "each filter"
-    if entry.card.pools_samples:
-        return "the batch"
-    return "each sample" if entry(8).uses_moments() else "stored"

@@ -23,6 +23,9 @@ class Card:
     """What is normalized."""
     family: bool = True
     """y = a·x + b with tables from the moments: three passes forward, five backward."""
+    statistics: Literal["input", "stored", "none"] = "input"
+    """Whose statistics are used: those of the input, stored ones, or none. Without the input's, a
+    value of y depends on one value of x alone, and ``uses_moments`` is False."""
     pools_samples: bool = False
     """Training statistics of one sample depend on the others in the batch."""
     same_in_eval: bool = False
@@ -37,3 +40,12 @@ class Card:
     """Kinds of findings for which diagnosis advises to convert to this layer."""
     experimental: bool = False
     """A reconstruction: the special cases are tested, the published results are not claimed."""
+
+    @property
+    def shared_by(self) -> str:
+        """Whose values share the statistics in training, in words."""
+        if self.kind == "weight":
+            return "each filter"
+        if self.statistics != "input":
+            return self.statistics
+        return "the batch" if self.pools_samples else "each sample"

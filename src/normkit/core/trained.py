@@ -70,7 +70,9 @@ class TrainedBN:
         tracked = mean is not None and var is not None
         absent = {"weight": weight is None, "bias": bias is None, STATISTICS: not tracked}
         absent["momentum"] = not hasattr(source, "momentum")
-        anchor = next((t for t in (weight, mean, like) if t is not None), torch.empty(0, device="cpu"))
+        anchor = next(
+            (t for t in (weight, mean, like) if t is not None), torch.empty(0, device="cpu")
+        )
         if mean is None or var is None:
             size = anchor.shape[0] if channels is None else channels
             mean, var, batches = anchor.new_zeros(size), anchor.new_ones(size), None

@@ -42,6 +42,7 @@ class FrozenBN(Normalizer):
         name="frozen_bn",
         title="Frozen Batch Normalization",
         paper="detection baselines of ubn and estimation-shift",
+        statistics="stored",
         same_in_eval=True,
         exact_from_bn=True,
     )
