@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from normkit.calibration.statistics import Statistics
 from normkit.core.messages import aligned, counted
 
+PLAIN = ("what", "mode", "images", "batches", "until", "sure", "kept", "why_not", "left")
 SHOWN = 40  # layers in a printed table; the worst are shown if there are more
 
 
@@ -106,16 +107,8 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         """The facts, in values that JSON can hold."""
         return {
-            "what": self.what,
-            "mode": self.mode,
-            "images": self.images,
-            "batches": self.batches,
-            "until": self.until,
-            "sure": self.sure,
-            "kept": self.kept,
-            "why_not": self.why_not,
+            **{name: getattr(self, name) for name in PLAIN},
             "metric": None if self.metric is None else list(self.metric),
-            "left": self.left,
             "unsettled": list(self.unsettled),
             "layers": [
                 {
