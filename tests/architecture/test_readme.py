@@ -11,7 +11,6 @@ import pytest
 import normkit
 from normkit import catalog
 from normkit.cli import parser
-from normkit.commands.list_ import statistics_from
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,7 +27,7 @@ def row(name: str) -> str:
     """The line of the README's table that a card asks for."""
     layer = catalog.ENTRIES[name]
     exact = "yes" if layer.card.exact_from_bn else "–"
-    title, pool = layer.card.title, statistics_from(name)
+    title, pool = layer.card.title, layer.card.shared_by
     return f"| `{name}` | `{layer.__name__}` | {title} | {pool} | {exact} |"
 
 
