@@ -648,3 +648,9 @@ def test_a_model_that_was_compiled_in_place_and_has_run() -> None:
         nk.calibrate(model, batches)
     assert torch.equal(model[1].running_mean, plain[1].running_mean)
     assert model._compiled_call_impl is not None
+
+
+def test_an_instance_norm_without_positions_is_named() -> None:
+    model = nn.Sequential(nn.InstanceNorm1d(3, track_running_stats=True))
+    with pytest.raises(ShapeError, match="0: an instance norm expects more than one position"):
+        calibrate(model, torch.randn(4, 3, 1))

@@ -133,7 +133,7 @@ class ForeignInstanceNorm(ForeignNorm):
 
     def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
         if x[0, 0].numel() < 2:
-            raise ShapeError("An instance norm expects more than one position per channel.")
+            raise ShapeError("an instance norm expects more than one position per channel.")
         both = torch.cat([moments.mean, moments.unbiased()], 1)
         return Moments(both, torch.zeros_like(both), 1)
 

@@ -150,8 +150,11 @@ class NormStatistics:
     def table(self, x: Tensor) -> Moments:
         """The moments (N, K) of each image, in float64."""
         x = x.cpu() if x.device.type == "mps" else x  # which has no float64
-        source = self.source
-        return _joined([source.sample_statistics(_moments(part), part) for part in _chunks(x)])
+        statistics = self.source.sample_statistics
+        try:
+            return _joined([statistics(_moments(part), part) for part in _chunks(x)])
+        except ShapeError as error:
+            raise ShapeError(f"{self.path or 'The norm'}: {error}") from error
 
     def pooled(self, table: Moments, x: Tensor) -> Moments:
         """From the moments (N, C) of x to the statistics of all of it, (1, K)."""
