@@ -181,6 +181,14 @@ def test_what_our_layers_lose_is_said() -> None:
     }
 
 
+def test_statistics_that_are_not_of_channels_are_said_to_be_lost() -> None:
+    for groups, lost, carried in ((16, "by position", True), (5, "of uneven groups", False)):
+        plan = plan_conversion(model_of(built(("bgn", {"groups": groups}), torch.float32)), "bn")
+        (step,) = plan.steps
+        assert step.lost == (f"statistics {lost}",)
+        assert ("running statistics" in step.carried) == carried
+
+
 # -------------------------------------------------------------------- left alone
 
 
