@@ -208,13 +208,12 @@ def share_out(contributions: Mapping[str, float], gap: float) -> dict[str, float
 
 
 def _by_statistics(meter: _LossMeter, sites: list[Site], method: str) -> GapAttribution:
-    error = _output_error if method == "output_error" else _shift
     running = meter(())
     with watch_norms(
         meter.model, sites, lambda site, act: NormRecord(site, act, frozenset(), 0)
     ) as norms:
         batch = meter(sites)
-    errors = {site.path: error(norms[site.path]) if site.path in norms else 0.0 for site in sites}
+    errors = {site.path: _error(norms.get(site.path), method) for site in sites}
     total = sum(errors.values())
     shares = {path: error / total if total > 0 else 0.0 for path, error in errors.items()}
     gap = (running - batch).mean
@@ -222,25 +221,18 @@ def _by_statistics(meter: _LossMeter, sites: list[Site], method: str) -> GapAttr
     return GapAttribution(batch, running, shares, contributions, method, None)
 
 
-def _output_error(norm: NormRecord) -> float:
-    """Output error of the running statistics, channels weighted by the square of their scale."""
-    running, expected = norm.kept, norm.expected.total
-    if running is None or expected is None:
+def _error(norm: NormRecord | None, method: str) -> float:
+    """How wrong running statistics are: 0 if there is nothing to compare."""
+    if norm is None or norm.kept is None or norm.expected.total is None:
         return 0.0
-    error = output_error(running, expected, norm.site.eps or 0.0)
+    if method == "esm":
+        shift = esm(norm.kept, norm.expected.total)
+        square = shift.mean.square() + shift.std.square()
+        return float(square.nan_to_num(nan=WORST**2, posinf=WORST**2))
+    error = output_error(norm.kept, norm.expected.total, norm.site.eps or 0.0)
     error = error.nan_to_num(nan=WORST, posinf=WORST)
     weight = getattr(norm.norm, "weight", None)
     if not isinstance(weight, Tensor) or weight.shape != error.shape:
         return float(error.mean())
-    square = wide(weight).square()
+    square = wide(weight).square()  # a channel counts as much as it is scaled
     return float((error * square).sum() / square.sum()) if square.sum() > 0 else 0.0
-
-
-def _shift(norm: NormRecord) -> float:
-    """Squares of the estimation shift magnitudes of means and of standard deviations."""
-    running, expected = norm.kept, norm.expected.total
-    if running is None or expected is None:
-        return 0.0
-    shift = esm(running, expected)
-    square = shift.mean.square() + shift.std.square()
-    return float(square.nan_to_num(nan=WORST**2, posinf=WORST**2))

@@ -119,8 +119,22 @@ def at_start(
 
 def held_at_start(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     layers = [x for x in evidence.running() if x.own is not None and x.path not in earlier.spoiled]
-    yield from _unset_rate(evidence, [x for x in layers if x.measured.followed_rate() is not None])
-    early = [x for x in layers if _is_below_threshold(x) and (x.at_start or x.error >= OFF)]
+    wrong = [x for x in layers if x.at_start or x.error >= OFF]
+    rates = {x: x.measured.followed_rate() for x in wrong}
+    still = [x for x, rate in rates.items() if rate is not None and not rate > 0]
+    if still:
+        follow = "nk.follow_learning_rate(model, optimizer)"
+        each = f"[m.set_update_rate(0.01) for m in [{', '.join(x.code for x in still)}]]"
+        yield at_start(
+            UNSET_RATE,
+            still,
+            evidence,
+            "stay",
+            f"{each if evidence.optimizer is None else follow}; {evidence.calibrating}",
+            because=", with update rate 0",
+        )
+    thresholds = {x: x.measured.threshold() for x in wrong}
+    early = [x for x, t in thresholds.items() if not isinstance(t, Refusal) and bool(t[0])]
     if early:
         yield at_start(
             FROZEN_EARLY,
@@ -150,27 +164,6 @@ def held_at_start(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Find
             "are frozen",
             f"{conversion(FROZEN_AT_START, held)}  # and train on",
         )
-
-
-def _unset_rate(evidence: Evidence, micro: list[NormEvidence]) -> Iterator[Finding]:
-    still = [x for x in micro if not (x.measured.followed_rate() or 0) > 0]
-    bad = [x for x in still if x.at_start or x.error >= OFF]
-    if bad:
-        follow = "nk.follow_learning_rate(model, optimizer)"
-        each = f"[m.set_update_rate(0.01) for m in [{', '.join(x.code for x in bad)}]]"
-        yield at_start(
-            UNSET_RATE,
-            bad,
-            evidence,
-            "stay",
-            f"{each if evidence.optimizer is None else follow}; {evidence.calibrating}",
-            because=", with update rate 0",
-        )
-
-
-def _is_below_threshold(layer: NormEvidence) -> bool:
-    threshold = layer.measured.threshold()
-    return not isinstance(threshold, Refusal) and bool(threshold[0])
 
 
 def never_moved(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
