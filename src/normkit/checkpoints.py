@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -32,7 +33,8 @@ def read(path: Path) -> dict[str, Tensor]:
         except OptionError:
             raise
         except Exception as error:  # its error class is not a public name in all versions
-            raise OptionError(f"{path} is not a safetensors file: {first_line(error)}.") from error
+            reason = damage(path) or f"is not a safetensors file: {first_line(error)}."
+            raise OptionError(f"{path} {reason}") from error
     try:
         # mapped, if it is of the form since torch 1.6: of a checkpoint with the state of an
         # optimizer only the weights are read
@@ -42,11 +44,43 @@ def read(path: Path) -> dict[str, Tensor]:
     except OSError:
         raise
     except Exception as error:  # bytes that are no pickle may be taken for any instruction
-        raise OptionError(
-            f"{path} cannot be read as weights alone, and other content might run code. Expected "
-            "what torch.save(model.state_dict(), path) writes, or .safetensors."
-        ) from error
+        reason = damage(path) or (
+            "cannot be read as weights alone, and other content might run code. Expected what "
+            "torch.save(model.state_dict(), path) writes, or .safetensors."
+        )
+        raise OptionError(f"{path} {reason}") from error
     return _state(content, path)
+
+
+def damage(path: Path) -> str:
+    """What is wrong with a file that stops too early, as the end of a sentence; empty if not."""
+    size = path.stat().st_size
+    if not size:
+        return "is empty. Try to copy or download it again."
+    with path.open("rb") as file:
+        start = file.read(8)
+        if path.suffix == SAFETENSORS:
+            cut = (
+                _end_of_safetensors(start, file.read(min(int.from_bytes(start, "little"), size)))
+                > size
+            )
+        else:  # the table of contents of a zip file is its end
+            cut = start.startswith(b"PK\x03\x04") and not zipfile.is_zipfile(path)
+    if not cut:
+        return ""
+    return f"is truncated: it stops after {size:,} bytes. Try to copy or download it again."
+
+
+def _end_of_safetensors(start: bytes, header: bytes) -> int:
+    """How long the file says it is; 0 if it says nothing that makes sense."""
+    length = int.from_bytes(start, "little")
+    if len(header) < length:
+        return 8 + length if header.startswith(b"{") else 0
+    try:
+        content = json.loads(header)
+        return 8 + length + max(e["data_offsets"][1] for e in content.values() if "dtype" in e)
+    except (ValueError, AttributeError, LookupError, TypeError):
+        return 0
 
 
 def _state(content: Any, path: Path) -> dict[str, Tensor]:

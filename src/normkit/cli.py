@@ -7,9 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from normkit.commands import COMMANDS
-from normkit.errors import NormkitError
-
 EXAMPLES = """\
 examples:
   normkit list                                the layers, one line each
@@ -27,11 +24,16 @@ examples:
 
 Each command has more examples: normkit convert --help
 
-exit status: 0 done; 1 a check found failures; 2 bad arguments or input"""
+exit status: 0 done; 1 a check found failures; 2 bad arguments or input, or an error;
+  130 interrupted
+
+completion in a shell: normkit completion --help"""
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands; what each needs is imported when it runs."""
+    from normkit.commands import COMMANDS
+
     result = argparse.ArgumentParser(
         prog="normkit",
         description="Normalization layers for PyTorch: look them up, find them in a model, convert "
@@ -53,20 +55,30 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(added)
-        added.set_defaults(run=command.run)
+        added.set_defaults(run=command.run, command_line=result)
     return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    command_line = parser()
-    options = command_line.parse_args(arguments)
-    if options.version:
-        print(_versions())
-        return 0
-    if "run" not in options:
-        command_line.print_help()
-        return 2
-    return execute(options.run, options, "normkit", options.traceback)
+    words = sys.argv[1:] if arguments is None else arguments
+
+    def run(_: argparse.Namespace) -> int:
+        command_line = parser()
+        try:
+            options = command_line.parse_args(words)
+        except SystemExit:  # after a help page, or a usage error
+            sys.stdout.flush()
+            raise
+        if options.version:
+            print(_versions())
+            return 0
+        if "run" not in options:
+            command_line.print_help()
+            return 2
+        status: int = options.run(options)
+        return status
+
+    return execute(run, argparse.Namespace(), "normkit", "--traceback" in words)
 
 
 def execute(
@@ -75,20 +87,43 @@ def execute(
     program: str,
     traceback: bool = False,
 ) -> int:
-    """The exit status of a command; what is wrong with its input is one line on stderr."""
+    """The exit status of a command; whatever goes wrong is one line on stderr."""
     try:
-        return run(options)
+        status = run(options)
+        sys.stdout.flush()  # while a full disk can still be told
+        return status
     except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
-    except (NormkitError, OSError) as error:
-        if traceback:
-            raise
-        print(f"{program}: {str(error).strip()}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # also while torch is being imported
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        if traceback:
+            raise
+        print(f"{program}: {_in_a_line(error, program)}", file=sys.stderr)
+        if isinstance(error, OSError):
+            _drop_output()  # what could not be written would be tried again at exit
+        return 2
+
+
+def _drop_output() -> None:
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _in_a_line(error: Exception, program: str) -> str:
+    """The message; where it was not written for people, with its class and what to do."""
+    from normkit.errors import NormkitError
+
+    text = " ".join(str(error).split())
+    if isinstance(error, NormkitError):
+        return str(error).strip()
+    if isinstance(error, OSError):
+        return text
+    return f"{type(error).__name__}: {text or 'no message'} ({program} --traceback … shows where)"
 
 
 def _versions() -> str:

@@ -77,7 +77,7 @@ def test_it_prints_the_table_and_writes_statistics(
     with pytest.warns(UserWarning, match="other weights"):  # it has none but those of its norms
         apply_statistics(model, found)
     assert not Path("x.safetensors").exists()
-    assert call(here, "--data", "x.pt") == 0
+    assert call(here, "--data", "x.pt", "--dry-run") == 0
     assert "Nothing was written" in capsys.readouterr().out
 
 
@@ -90,7 +90,7 @@ def test_a_directory_of_images(here: Path, capsys: pytest.CaptureFixture[str]) -
             pixels = np.random.randint(0, 255, (40, 30, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(f"photos/{kind}/{i}.png")
     more = ("--size", "16", "--mean", "0", "0", "0", "--std", "1", "1", "1", "--batch", "4")
-    assert call(here, "--data", "photos", *more) == 0
+    assert call(here, "--data", "photos", "--dry-run", *more) == 0
     said = capsys.readouterr().out
     assert "from 6 images in 2 batches" in said
     assert f"{6 * 14 * 14:,}" in said  # values behind each channel of the first norm
@@ -108,6 +108,8 @@ BAD = {
     "until": (["--data", "x.pt", "--until", "-1"], "until"),
     "exists": (["--data", "x.pt", "--out", "x.pt"], "exists already"),
     "out_ending": (["--data", "x.pt", "--out", "y.bin"], "end in"),
+    # the work of an hour was done, and its result dropped with a line at the end
+    "dropped": (["--data", "x.pt"], "--out FILE keeps the weights"),
     "no_norms": (["--data", "x.pt"], "no normalization layers"),
 }
 
@@ -124,6 +126,8 @@ def test_bad_input_is_one_line_and_status_2(
     Path("bad.pt").write_bytes(b"garbage")
     Path("nothing").mkdir()
     arguments, said = BAD[name]
+    if "--out" not in arguments and name != "dropped":
+        arguments = [*arguments, "--dry-run"]
     model = "torch.nn:ReLU" if name == "no_norms" else ""
     assert call(here, *arguments, model=model) == 2
     error = capsys.readouterr().err

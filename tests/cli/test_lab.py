@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
@@ -81,6 +82,23 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     made = Trained()
     monkeypatch.setattr(lab_actions.sweep, "run", made)
     return made
+
+
+def test_results_as_json(normkit: Run, trained: Trained) -> None:
+    """No action of the lab could tell another program what it had found."""
+    ran = normkit("lab", "run", "small.toml", "--json", "-")
+    assert ran.status == 0, ran.err
+    facts = json.loads(ran.out)
+    assert (facts["done"], facts["failed"]) == (4, {})
+    assert [each["variant"] for each in facts["comparisons"]] == ["gn [x]"]
+    assert len(json.loads(normkit("lab", "export", "small.toml", "--json", "-").out)) == 4
+    variants = json.loads(normkit("lab", "status", "small.toml", "--json", "-").out)["variants"]
+    assert [each["done"] for each in variants] == ["2/2", "2/2"]
+    assert json.loads(normkit("lab", "report", "small.toml", "--json", "-").out) == facts
+    stores = json.loads(normkit("lab", "status", "--json", "-").out)
+    assert [each["runs"] for each in stores] == ["4 of 4 runs done"]
+    ran = normkit("lab", "run", "small.toml", "--json", "-", "--no-report")
+    assert json.loads(ran.out) == {**facts, "comparisons": []}
 
 
 def test_from_a_file_to_a_report(normkit: Run, small: Experiment) -> None:

@@ -279,7 +279,7 @@ def test_measuring_leaves_no_trace() -> None:
 def test_where_all_is_nan_nothing_is_claimed() -> None:
     """Any two models agree on NaN: such a certificate once said "exact to rounding"."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
-    certificate = plan_conversion(model, "gn").apply(torch.full((2, 3, 8, 8), math.nan))
+    certificate = plan_conversion(model, "gn").apply(torch.full((2, 3, 8, 8), math.inf))
     assert not certificate.exact
     assert certificate.difference is None
     assert "no finite number for the given input (2, 3, 8, 8)" in str(certificate)
@@ -288,3 +288,20 @@ def test_where_all_is_nan_nothing_is_claimed() -> None:
     certificate = plan_conversion(model, "torch_gn").apply()
     assert not certificate.probed
     assert "no finite number" in str(certificate)
+
+
+@pytest.mark.parametrize("verb", ["plan", "apply", "fold", "fuse"])
+def test_an_example_with_nan_is_named(verb: str) -> None:
+    """It measured nothing, and said so nowhere but in the certificate."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    example = torch.randn(2, 3, 9, 9)
+    example[0, 0, 0, 0] = float("nan")
+    calls = {
+        "plan": lambda: nk.plan_conversion(model, "gn", example={"input": example}),
+        "apply": lambda: nk.plan_conversion(model, "gn").apply(example),
+        "fold": lambda: nk.fold(model, example=example),
+        "fuse": lambda: nk.fuse(nn.Sequential(nk.BN(3), nn.ReLU()), example=example),
+    }
+    with pytest.raises(OptionError, match=r"example= holds NaN: 1 of the 486 numbers"):
+        calls[verb]()
+    assert isinstance(model[1], nn.BatchNorm2d)

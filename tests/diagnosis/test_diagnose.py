@@ -40,6 +40,34 @@ def poisoned() -> nn.Sequential:
     return model
 
 
+# ---------------------------------------------------------------- messages that name the argument
+
+
+@pytest.mark.parametrize("labels", [(1, 2, 3, 4), (0, -1, 2, 3)])
+def test_labels_out_of_range_are_named(labels: tuple[int, ...]) -> None:
+    """Labels from 1 were taken for a model without a loss, which was then asked for; in a later
+    batch they were "Cross-entropy cannot be computed", and on a GPU the process died."""
+    x, wrong = torch.randn(4, 3, 9, 9), torch.tensor(labels)
+    for data in ([(x, wrong)], [(x, torch.arange(4)), (x, wrong)]):
+        with pytest.raises(
+            OptionError, match=r"loader: labels of batch \d go from -?\d to \d, but"
+        ):
+            diagnose(small(), data)
+    diagnose(small(), [(x, torch.tensor([0, -100, 2, 3]))])  # torch's sign for: leave it out
+
+
+@pytest.mark.parametrize("method", ["to_html", "to_json"])
+def test_a_folder_that_is_not_there_is_named(method: str, tmp_path: Path) -> None:
+    """An hour's diagnosis ended in a bare FileNotFoundError."""
+    diagnosis = diagnose(small(), pairs(1))
+    with pytest.raises(OptionError, match=f"{method}.path=.*there is no folder .*results"):
+        getattr(diagnosis, method)(tmp_path / "results" / "page")
+    with pytest.raises(OptionError, match="is a folder"):
+        getattr(diagnosis, method)(tmp_path)
+    getattr(diagnosis, method)(tmp_path / "page")
+    assert [path.name for path in tmp_path.iterdir()] == ["page"]
+
+
 # ---------------------------------------------------------------- nothing is changed
 
 

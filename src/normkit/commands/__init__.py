@@ -5,7 +5,18 @@ begins with, ``add_arguments`` and ``run``, which gives the exit status. What a 
 is imported when it runs: help pages and usage errors do not wait for torch.
 """
 
-from normkit.commands import bench, calibrate, convert, demo, diagnose, info, lab, list_, survey
+from normkit.commands import (
+    bench,
+    calibrate,
+    completion,
+    convert,
+    demo,
+    diagnose,
+    info,
+    lab,
+    list_,
+    survey,
+)
 
-COMMANDS = (list_, info, survey, convert, diagnose, calibrate, bench, lab, demo)
+COMMANDS = (list_, info, survey, convert, diagnose, calibrate, bench, lab, demo, completion)
 """In the order of ``normkit --help``."""

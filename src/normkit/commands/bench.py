@@ -6,8 +6,10 @@ machine slows them alike: compare the ratios, not the milliseconds of different 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
+from normkit.commands.output import STANDARD_OUTPUT, add_json, check_json, write_json
 from normkit.errors import OptionError, UnknownName, nearest
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="also compiled (default: if layers are named)",
     )
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     from normkit import timing
 
+    check_json(options)
     names = _names(options.layers)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise OptionError("--device cuda: torch finds no CUDA device here. Try --device cpu.")
@@ -70,9 +74,20 @@ def run(options: argparse.Namespace) -> int:
     seconds = timing.seconds(steps, options.repeats, device)
     eager = dict(zip(modules, seconds, strict=False))
     fast = dict(zip(compiled, seconds[len(modules) :], strict=True))
-    print(f"{spec} · {torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu'}")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-    print("\n".join([*_table(eager, fast), *remarks]))
+    machine = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    head = [f"{spec} · {machine}", f"torch {torch.__version__}, {torch.get_num_threads()} threads"]
+    out = sys.stderr if options.json == STANDARD_OUTPUT else sys.stdout
+    print("\n".join([*head, "", *_table(eager, fast), *remarks]), file=out)
+    facts = {
+        "input": str(spec),
+        "device": machine,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "seconds": eager,
+        "seconds_compiled": fast,
+        "remarks": remarks,
+    }
+    write_json(options, facts)
     return 0
 
 

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from normkit.commands import data_arguments, model_arguments
-from normkit.commands.output import check_outputs, console
+from normkit.commands.output import add_json, check_outputs, screen_of, write_json
 from normkit.core.atomic_write import atomic_write_all
+from normkit.errors import OptionError
 
 NAME = "calibrate"
 HELP = "give the norms of a model the statistics of your data"
@@ -23,7 +24,10 @@ examples:
   Classes are not needed.
 
 {model_arguments.REFERENCES}"""
-NOTHING = "Nothing was written: --out FILE keeps the weights, --statistics FILE the statistics."
+DROPPED = (
+    "The result would be dropped: --out FILE keeps the weights, --statistics FILE the statistics. "
+    "Try --dry-run to see the table alone."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,27 +40,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mode", choices=("progressive", "layerwise"), default="progressive")
     add("--out", type=Path, metavar="FILE", help="weights to write: .safetensors, .pt or .pth")
     add("--statistics", type=Path, metavar="FILE", help="statistics to write: .safetensors")
-    add("--force", action="store_true", help="overwrite existing files")
+    add("--dry-run", action="store_true", help="print the table, and drop the result")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from normkit import checkpoints
     from normkit.calibration import calibrate
 
-    check_outputs([p for p in (options.out, options.statistics) if p is not None], options.force)
+    asked = [] if options.dry_run else [options.out, options.statistics]
+    keeping = [path for path in asked if path is not None]
+    if not keeping and not options.dry_run:
+        raise OptionError(DROPPED)
+    check_outputs([*keeping, *filter(None, [options.json])], options.force)
     batches = data_arguments.batches_of(options.data, options)  # before a large model is built
     model = model_arguments.model_of(options)
-    save = None if options.out is None else checkpoints.writer(model, options.out)
+    save = checkpoints.writer(model, options.out) if options.out in keeping else None
     result = calibrate(
         model, batches, mode=options.mode, images=options.images, until=options.until
     )
-    screen = console()
+    screen = screen_of(options)
     screen.print(str(result), markup=False, soft_wrap=True)
-    if options.statistics is not None:
+    if options.statistics in keeping:
         result.statistics.save(options.statistics)
     if save is not None:
         atomic_write_all({options.out: save})
-    written = [str(path) for path in (options.out, options.statistics) if path is not None]
-    summary = f"Written: {' and '.join(written)}." if written else NOTHING
+    written = " and ".join(map(str, keeping))
+    summary = f"Written: {written}." if keeping else "Nothing was written, as --dry-run asks."
     screen.print(f"\n{summary}", markup=False, soft_wrap=True)
+    write_json(options, result.to_dict())
     return 0

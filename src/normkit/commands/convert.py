@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normkit.commands import model_arguments
-from normkit.commands.output import check_outputs, console, text_writer
+from normkit.commands.output import (
+    add_json,
+    check_outputs,
+    json_text,
+    screen_of,
+    text_writer,
+    write_json,
+)
 from normkit.core.atomic_write import atomic_write_all
 from normkit.errors import NothingToDo, OptionError
 
@@ -41,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--option", action="append", default=[], metavar="KEY=VALUE", help="option of that layer")
     model_arguments.add_where(parser)
     add("--out", type=Path, metavar="FILE", help="weights to write: .safetensors, .pt or .pth")
-    add("--force", action="store_true", help="overwrite existing files")
     add("--dry-run", action="store_true", help="print the plan, and stop")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,24 +62,29 @@ def run(options: argparse.Namespace) -> int:
     files = _files(options)
     model = model_arguments.model_of(options)
     plan = plan_conversion(model, options.to, where, example=example, **layer)
-    screen = console()
+    screen = screen_of(options)
     screen.print(str(plan), markup=False, soft_wrap=True)
     if options.dry_run:
+        write_json(options, _record(options, plan, layer))
         return 0
     if not plan.count():
         raise NothingToDo(f"No norm of {options.model} is converted, so nothing was written.")
     screen.print(f"\n{plan.apply()}", markup=False, soft_wrap=True)
     weights, certificate = files
-    text = json.dumps(_record(options, plan, layer), indent=2, ensure_ascii=False) + "\n"
+    record = _record(options, plan, layer)
+    text = json_text(record)
     atomic_write_all({weights: checkpoints.writer(model, weights), certificate: text_writer(text)})
     screen.print(f"\nWritten: {weights} and {certificate}. To load the weights:\n", markup=False)
     screen.print(code(options, layer, where), markup=False, soft_wrap=True)
+    write_json(options, record)
     return 0
 
 
 def _files(options: argparse.Namespace) -> tuple[Path, Path]:
     """Where weights and certificate go; an error if that is not possible."""
+    asked = [] if options.json is None else [options.json]
     if options.dry_run:
+        check_outputs(asked, options.force)
         return Path(), Path()
     if options.out is None:
         raise OptionError("--out is missing. Try --out model.safetensors, or --dry-run.")
@@ -83,7 +94,7 @@ def _files(options: argparse.Namespace) -> tuple[Path, Path]:
 
     checkpoints.writer(nn.Identity(), options.out)  # the ending says how to write
     files = options.out, options.out.with_suffix(".certificate.json")
-    check_outputs(files, options.force)
+    check_outputs([*files, *asked], options.force)
     return files
 
 
@@ -93,7 +104,6 @@ def _record(options: argparse.Namespace, plan: Plan, layer: dict[str, Any]) -> d
 
     import normkit
 
-    assert plan.certificate is not None
     return {
         "model": options.model,
         "build": model_arguments.pairs("--build", options.build),
@@ -103,7 +113,7 @@ def _record(options: argparse.Namespace, plan: Plan, layer: dict[str, Any]) -> d
         "where": options.where,
         "normkit": normkit.__version__,
         "torch": torch.__version__,
-        "certificate": plan.certificate.to_dict(),
+        "certificate": None if plan.certificate is None else plan.certificate.to_dict(),
         "steps": [vars(step) for step in plan.steps],
     }
 

@@ -133,10 +133,11 @@ def _read(path: Path) -> dict[str, Any]:
     if path.suffix == ".npz":
         numpy = require("numpy", "lab", str(path))
         try:
-            with numpy.load(path) as opened:
+            with path.open("rb") as file, numpy.load(file) as opened:
                 return {name: torch.from_numpy(opened[name]) for name in opened.files}
-        except (ValueError, OSError, TypeError) as error:
-            raise OptionError(f"{path} is not an .npz file: {first_line(error)}.") from error
+        except Exception as error:  # such as zipfile's, zlib's and numpy's own
+            damage = checkpoints.damage(path) or f"is not an .npz file: {first_line(error)}."
+            raise OptionError(f"{path} {damage}") from error
     if path.suffix not in checkpoints.PICKLED:
         raise OptionError(
             f"{path.name}: expected .pt, .pth, .npz or .safetensors, a directory of images, or "
@@ -145,7 +146,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever pickle makes of a file that is none
-        raise OptionError(f"{path} cannot be read as tensors: {first_line(error)}.") from error
+        damage = checkpoints.damage(path) or f"cannot be read as tensors: {first_line(error)}."
+        raise OptionError(f"{path} {damage}") from error
     if isinstance(content, tuple | list):
         return dict(zip(("x", "y"), content, strict=False))
     return dict(content) if isinstance(content, dict) else {"x": content}

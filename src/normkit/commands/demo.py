@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from normkit.commands.lab import RESULTS, add_training
+from normkit.commands.output import add_json, check_json
 
 NAME = "demo"
 HELP = "five normalizers compared in a few minutes, with a report"
@@ -29,9 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--store", type=Path, metavar="FILE", help=f"default {RESULTS}/demo.sqlite")
     add("--fresh", action="store_true", help="forget earlier results")
     add_training(parser)
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    check_json(options)
     from normkit.commands import lab_actions
 
     return lab_actions.demo(options)

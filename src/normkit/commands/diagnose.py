@@ -7,8 +7,13 @@ import re
 from pathlib import Path
 
 from normkit.commands import data_arguments, model_arguments
-from normkit.commands.output import check_outputs, console, text_writer
-from normkit.core.atomic_write import atomic_write_all
+from normkit.commands.output import (
+    STANDARD_OUTPUT,
+    add_json,
+    check_outputs,
+    screen_of,
+    write_texts,
+)
 from normkit.errors import OptionError
 
 NAME = "diagnose"
@@ -65,8 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-batches", type=int, default=BATCHES, metavar="N", help=f"to look at ({BATCHES})")
     data_arguments.add_reading(parser)
     add("--html", type=Path, metavar="FILE", help="write a page with charts")
-    add("--json", type=Path, metavar="FILE", help="write everything as JSON")
-    add("--force", action="store_true", help="overwrite these files")
+    add_json(parser)
     add("--fail-on", choices=SEVERITIES, help="exit with 1 on such a finding or a worse one")
 
 
@@ -83,9 +87,9 @@ def run(options: argparse.Namespace) -> int:
     from normkit import checkpoints
     from normkit.diagnosis.diagnose import diagnose
 
-    files = {options.html: "to_html", options.json: "to_json"}
-    files = {path: how for path, how in files.items() if path is not None}
-    check_outputs(files, options.force)
+    asked = [(options.html, "to_html"), (options.json, "to_json")]
+    asked = [(path, how) for path, how in asked if path is not None]
+    check_outputs((path for path, _ in asked), options.force)
     if options.max_batches < 1:
         raise OptionError(f"--max-batches got {options.max_batches}. Expected at least 1.")
     data = data_arguments.batches_of(options.data, options)
@@ -108,11 +112,12 @@ def run(options: argparse.Namespace) -> int:
             attribution=None if options.attribution == "none" else options.attribution,
             max_batches=options.max_batches,
         )
-    screen = console()
+    screen = screen_of(options)
     screen.print(_as_options(str(diagnosis)), markup=False, soft_wrap=True)
-    atomic_write_all({path: text_writer(getattr(diagnosis, how)()) for path, how in files.items()})
+    write_texts({path: getattr(diagnosis, how)() for path, how in asked})
+    files = [str(path) for path, _ in asked if path != STANDARD_OUTPUT]
     if files:
-        screen.print(f"\nWritten: {' and '.join(map(str, files))}", markup=False, soft_wrap=True)
+        screen.print(f"\nWritten: {' and '.join(files)}", markup=False, soft_wrap=True)
     if options.fail_on is None:
         return 0
     bad = diagnosis.at_least(options.fail_on)

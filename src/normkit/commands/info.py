@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from normkit.commands.output import console
+from normkit.commands.output import add_json, check_json, screen_of, write_json
 
 NAME = "info"
 HELP = "formula, when to use, paper and options of a layer"
@@ -24,18 +24,21 @@ EVERY = ("device", "dtype")  # options that all layers have, as in torch.nn
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="LAYER", help="its name in the catalog")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from normkit import catalog
 
+    check_json(options)
     layer = catalog.find(options.name)
     card = layer.card
-    screen = console()
+    screen = screen_of(options)
     screen.print(f"[bold]{card.name}[/bold]  {card.title}")
     screen.print(f"normkit.{layer.__name__}, from {card.paper}", markup=False)
     text = inspect.cleandoc(vars(layer)["__doc__"]).split(">>>")
-    for head, body in sections(text[0]):
+    parts = dict(sections(text[0]))
+    for head, body in parts.items():
         screen.print()
         if head:
             screen.print(f"[bold]{head}[/bold]")
@@ -46,6 +49,17 @@ def run(options: argparse.Namespace) -> int:
     screen.print("\n".join(options_of(layer)), markup=False)
     screen.print("\n[bold]Example[/bold]")
     screen.print(">>>" + ">>>".join(text[1:]).rstrip(), markup=False)
+    facts = {
+        "name": card.name,
+        "class": f"normkit.{layer.__name__}",
+        "title": card.title,
+        "paper": card.paper,
+        "summary": parts.pop(""),
+        "text": parts,
+        "promises": list(promises(card)),
+        "options": {n: repr(o.default) for n, o in layer.options().items() if n not in EVERY},
+    }
+    write_json(options, facts)
     return 0
 
 

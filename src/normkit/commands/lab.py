@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from normkit.commands.output import add_json, check_json
+
 NAME = "lab"
 HELP = "compare normalizers on your data, with paired statistics"
 EXAMPLES = """\
@@ -83,6 +85,7 @@ def run(options: argparse.Namespace) -> int:
     if options.action is None:
         options.lab.print_help()
         return 2
+    check_json(options)
     from normkit.commands import lab_actions, lab_status
 
     actions = {
@@ -106,6 +109,7 @@ def _add_experiment(parser: argparse.ArgumentParser, nargs: str | None = None) -
     add("--seeds", metavar="N", help="so many seeds instead of the file's; or a list, 1,2,7")
     add("--metric", metavar="NAME", help=f"instead of the file's: {', '.join(METRICS)}")
     add("--store", type=Path, metavar="FILE", help=f"default {RESULTS}/NAME.sqlite")
+    add_json(parser)
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
@@ -139,11 +143,6 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=EXPORT_FORMATS, default="csv", help="default csv")
     add("--per", choices=EXPORT_ROWS, default="run", help="a row for each (default run)")
     add("--out", type=Path, metavar="FILE", help="default: beside the results")
-    add("--force", action="store_true", help="overwrite the file")
-
-
-def _add_nothing(parser: argparse.ArgumentParser) -> None:
-    del parser
 
 
 ACTIONS = (
@@ -249,7 +248,7 @@ exit status: 0 it can be trained; 2 it cannot, and why""",
 examples:
   normkit lab list
   normkit lab run NAME --scale desk         minutes on two cores, where the experiment has it""",
-        _add_nothing,
+        add_json,
     ),
 )
 """In the order of ``normkit lab --help``."""

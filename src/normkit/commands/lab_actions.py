@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import normkit
 from normkit.commands.lab import RESULTS
 from normkit.commands.lab_progress import progress_listener
-from normkit.commands.output import check_outputs, console, table
+from normkit.commands.output import check_outputs, console, screen_of, table, write_json
 from normkit.core.messages import counted
 from normkit.errors import MissingExtra, NothingToDo, OptionError, UnknownName, nearest
 from normkit.lab import export as exports
@@ -21,6 +23,7 @@ from normkit.lab.experiment.fields import seeds_of
 from normkit.lab.experiment.reading import read, scales
 from normkit.lab.report import print_verdicts
 from normkit.lab.report import report as write_report
+from normkit.lab.results import Comparison
 from normkit.lab.statistics import compare
 from normkit.lab.store import DONE, FAILED, Reader, Store
 from normkit.models import require
@@ -45,7 +48,8 @@ def report(options: argparse.Namespace) -> int:
     experiment = experiment_of(options)
     path = store_of(options, experiment)
     with Reader(path) as store:
-        _show(experiment, store, options.out or beside(path, experiment, ".html", options))
+        page = options.out or beside(path, experiment, ".html", options)
+        _show(experiment, store, page, options)
     return 0
 
 
@@ -59,7 +63,8 @@ def export(options: argparse.Namespace) -> int:
         results = store.results(run.id for run in experiment.runs())
     comparisons = compare(experiment, results) if options.format == "latex" else []
     exports.write(experiment, results, comparisons, out, options.format, per=options.per)
-    console().print(f"Written: {out}", markup=False, soft_wrap=True)
+    screen_of(options).print(f"Written: {out}", markup=False, soft_wrap=True)
+    write_json(options, exports.rows(experiment, results, options.per))
     return 0
 
 
@@ -74,7 +79,7 @@ def check(options: argparse.Namespace) -> int:
     epochs = sum(run.setting.train.epochs for run in runs)
     where = f" in {len(cells)} cells" if len(cells) > 1 else ""
     scale = f" at scale {experiment.scale}" if experiment.scale else ""
-    screen = console()
+    screen = screen_of(options)
     screen.print(f"“{experiment.title}”{scale} can be trained.", markup=False)
     screen.print(
         f"{counted(len(names), 'variant')} ({', '.join(names)}){where} × "
@@ -82,13 +87,26 @@ def check(options: argparse.Namespace) -> int:
         f"{counted(epochs, 'epoch')}. Baseline: {experiment.baseline}.",
         markup=False,
     )
-    for caution in checks.different_ground(experiment):
+    cautions = list(checks.different_ground(experiment))
+    for caution in cautions:
         screen.print(f"! {caution}", markup=False, soft_wrap=True)
+    facts = {
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "scale": experiment.scale,
+        "variants": names,
+        "baseline": experiment.baseline,
+        "cells": len(cells),
+        "seeds": experiment.seeds,
+        "runs": len(runs),
+        "epochs": epochs,
+        "cautions": cautions,
+    }
+    write_json(options, facts)
     return 0
 
 
 def list_experiments(options: argparse.Namespace) -> int:
-    del options  # it has none
     experiments = shipped()
     if not experiments:
         raise NothingToDo("No experiments are installed. Try the path of a TOML file.")
@@ -97,7 +115,8 @@ def list_experiments(options: argparse.Namespace) -> int:
         experiment = read(path)
         rows.append((name, experiment.source, experiment.title, ", ".join(scales(path))))
     head = ("name", "source", "title", "scales")
-    console().print(table("Experiments: normkit lab run NAME", head, rows))
+    screen_of(options).print(table("Experiments: normkit lab run NAME", head, rows))
+    write_json(options, [dict(zip(head, row, strict=True)) for row in rows])
     return 0
 
 
@@ -178,7 +197,9 @@ def _train_and_show(
         )
         states = store.status(run.id for run in experiment.runs())
         if not options.no_report:
-            _show(experiment, store, page)
+            _show(experiment, store, page, options)
+        elif options.json is not None:
+            write_json(options, _facts(experiment, store, ()))
     failed = [each for each in states.values() if each.state == FAILED]
     if failed:
         labels = sweep.run_labels(experiment)
@@ -213,7 +234,30 @@ def _missing(experiment: Experiment, path: Path) -> Experiment:
     return dataclasses.replace(experiment, variants=tuple(kept))
 
 
-def _show(experiment: Experiment, store: Reader, page: Path) -> None:
+def _facts(
+    experiment: Experiment, store: Reader, comparisons: Sequence[Comparison]
+) -> dict[str, Any]:
+    """What an experiment has come to, for other programs."""
+    states = store.status(run.id for run in experiment.runs())
+    labels = sweep.run_labels(experiment)
+    return {
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "scale": experiment.scale,
+        "metric": experiment.metric,
+        "baseline": experiment.baseline,
+        "runs": len(experiment.runs()),
+        "done": sum(each.state == DONE for each in states.values()),
+        "failed": {
+            str(labels[run]): each.reason for run, each in states.items() if each.state == FAILED
+        },
+        "comparisons": [
+            {**dataclasses.asdict(each), "cell": dict(each.cell)} for each in comparisons
+        ],
+    }
+
+
+def _show(experiment: Experiment, store: Reader, page: Path, options: argparse.Namespace) -> None:
     """Write the page and print the verdicts; on a machine without the packages, say so."""
     ids = [run.id for run in experiment.runs()]
     results = store.results(ids)
@@ -222,10 +266,12 @@ def _show(experiment: Experiment, store: Reader, page: Path) -> None:
         comparisons = compare(experiment, results)
         # before anything is printed: whoever reads our output may stop listening
         write_report(experiment, results, comparisons, page, failures=failures)
-        screen = console()
+        screen = screen_of(options)
         screen.print()
         print_verdicts(experiment, results, comparisons, screen)
     except MissingExtra as error:
         print(f"{len(results)} results are in {store.path}. {error}", file=sys.stderr)
+        write_json(options, _facts(experiment, store, ()))
         return
+    write_json(options, _facts(experiment, store, comparisons))
     screen.print(f"\nReport: {page.resolve()}", markup=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from normkit.commands.lab import RESULTS
 from normkit.commands.lab_actions import experiment_of, store_of
-from normkit.commands.output import console, table
+from normkit.commands.output import screen_of, table, write_json
 from normkit.errors import NothingToDo
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import DIVERGED, Result
@@ -23,7 +23,7 @@ HEAD = ("variant", "done", "diverged", "training", "waiting", "failed", "mean")
 
 def status(options: argparse.Namespace) -> int:
     if options.file is None:
-        return _stores(options.store)
+        return _stores(options)
     experiment = experiment_of(options)
     names = run_labels(experiment)
     with Reader(store_of(options, experiment)) as store:
@@ -35,8 +35,8 @@ def status(options: argparse.Namespace) -> int:
             for run, each in states.items()
             if each.state == CLAIMED
         ]
-    screen = console()
-    rows = _rows(experiment, names, states, results)
+    screen = screen_of(options)
+    rows = list(_rows(experiment, names, states, results))
     screen.print(f"{experiment.title}: {_count(states)}.\n", markup=False, soft_wrap=True)
     screen.print(table("Variants", HEAD, rows))
     if others:
@@ -50,6 +50,13 @@ def status(options: argparse.Namespace) -> int:
     failed = [(names[run], each.reason) for run, each in states.items() if each.state == FAILED]
     if failed:
         screen.print(table("Failed", ("run", "reason"), failed))
+    facts = {
+        "experiment": experiment.name,
+        "variants": [dict(zip(HEAD, row, strict=True)) for row in rows],
+        "training": [str(names[run]) for run, each in states.items() if each.state == CLAIMED],
+        "failed": {str(run): reason for run, reason in failed},
+    }
+    write_json(options, facts)
     return 0
 
 
@@ -93,8 +100,8 @@ def _count(states: Mapping[str, RunState]) -> str:
     return f"{kinds[DONE]} of {len(states)} runs done{more}"
 
 
-def _stores(chosen: Path | None) -> int:
-    paths = [chosen] if chosen else sorted(RESULTS.glob("*.sqlite"))
+def _stores(options: argparse.Namespace) -> int:
+    paths: list[Path] = [options.store] if options.store else sorted(RESULTS.glob("*.sqlite"))
     if not paths:
         raise NothingToDo(f"There is no store in {RESULTS}/. Try normkit lab run FILE, or --store.")
     rows = []
@@ -103,5 +110,7 @@ def _stores(chosen: Path | None) -> int:
             states = store.status()
         alive = sorted({describe_owner(each.owner) for each in states.values() if each.owner})
         rows.append((path, _count(states), ", ".join(alive)))
-    console().print(table("Stores", ("store", "runs", "being trained by"), rows))
+    head = ("store", "runs", "being trained by")
+    screen_of(options).print(table("Stores", head, rows))
+    write_json(options, [dict(zip(head, row, strict=True)) for row in rows])
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from normkit.commands.output import console, table
+from normkit.commands.output import add_json, check_json, screen_of, table, write_json
 
 NAME = "list"
 HELP = "the layers, one line each"
@@ -20,15 +20,29 @@ HEAD = ("name", "title", "paper", "normalizes", "statistics from", "exact from B
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=("activation", "weight"), help="only layers of this kind")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from normkit import catalog
 
-    rows = []
+    check_json(options)
+    rows, facts = [], []
     for name in catalog.names(options.kind):
         card = catalog.find(name).card
         exact = "yes" if card.exact_from_bn else "–"
         rows.append((name, card.title, card.paper, f"{card.kind}s", card.shared_by, exact))
-    console().print(table(f"{len(rows)} layers: normkit.make(name, channels)", HEAD, rows))
+        facts.append(
+            {
+                "name": name,
+                "title": card.title,
+                "paper": card.paper,
+                "kind": card.kind,
+                "statistics_from": card.shared_by,
+                "exact_from_bn": card.exact_from_bn,
+                "experimental": card.experimental,
+            }
+        )
+    screen_of(options).print(table(f"{len(rows)} layers: normkit.make(name, channels)", HEAD, rows))
+    write_json(options, facts)
     return 0

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normkit.commands import model_arguments
-from normkit.commands.output import check_outputs, console, table, text_writer
-from normkit.core.atomic_write import atomic_write_all
+from normkit.commands.output import add_json, check_json, screen_of, table, write_json
 from normkit.errors import NormkitError, OptionError
 
 if TYPE_CHECKING:
@@ -37,16 +34,14 @@ LIBRARIES = ("timm:", "torchvision:")  # whose models can be built without memor
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     model_arguments.add_model(parser)
     model_arguments.add_where(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all facts to a file")
-    parser.add_argument("--force", action="store_true", help="overwrite that file")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from normkit.inspection import select
     from normkit.inspection.survey import CELLS, SHARED
 
-    if options.json is not None:
-        check_outputs([options.json], options.force)
+    check_json(options)
     example = model_arguments.example_of(options)
     quick = example is None and options.weights is None and options.model.startswith(LIBRARIES)
     surveyed = _survey(model_arguments.model_of(options, meta=quick), example, options.example)
@@ -55,16 +50,14 @@ def run(options: argparse.Namespace) -> int:
     alike = {name: cells[0] for name, cells in columns.items() if name in SHARED and _alike(cells)}
     shown = {name: cells for name, cells in columns.items() if name not in alike}
     title = f"{options.model}: {len(sites)} of {len(surveyed)} norms ({_counts(surveyed.kinds)})"
-    screen = console()
+    screen = screen_of(options)
     screen.print(table(title, list(shown), zip(*shown.values(), strict=True)))
     if alike:
         screen.print("all: " + ", ".join(f"{name} {cell}" for name, cell in alike.items()))
     if surveyed.weights:
         kinds = Counter(weight.kind for weight in surveyed.weights)
         screen.print(f"normalized weights: {_counts(kinds)}")
-    if options.json is not None:
-        text = json.dumps([site.to_dict() for site in sites], indent=1) + "\n"
-        atomic_write_all({options.json: text_writer(text)})
+    write_json(options, [site.to_dict() for site in sites])
     return 0
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from normkit.conversion.carry import replace_norms
 from normkit.conversion.edits import ROOT, ReplaceModule, refuse_unchangeable
+from normkit.conversion.forward_probe import check_example
 from normkit.conversion.plan import Optimizers, Plan
 from normkit.conversion.targets import find_target
 from normkit.errors import NormkitError, OptionError
@@ -92,6 +93,7 @@ def plan_conversion(
 
 
 def _survey(model: nn.Module, example: Any) -> Survey:
+    check_example(example)
     try:
         return survey(model, None if example is False else example)
     except NormkitError:

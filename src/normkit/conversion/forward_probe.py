@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.precision import deterministic_cudnn
+from normkit.errors import OptionError
 from normkit.inspection import call_model
+from normkit.inspection.batches import tensors_in
 
 SEED = 0
 QUICK = 128  # pixels a side that most models take, whatever they were trained with
@@ -56,6 +58,7 @@ def probes(model: nn.Module, example: Any = None) -> Iterator[Probe]:
         yield Probe(None, "the model is on the meta device")
         return
     if example is not None:
+        check_example(example)
         yield Probe(example, f"the given input {_shapes(example)}", given=True)
         return
     like = next((t for t in tensors if t.is_floating_point()), torch.empty(0, device="cpu"))
@@ -65,6 +68,18 @@ def probes(model: nn.Module, example: Any = None) -> Iterator[Probe]:
     if isinstance(entry, nn.Embedding):
         tokens = torch.arange(32, device=like.device).remainder(entry.num_embeddings)
         yield Probe(tokens.reshape(2, 16), "tokens (2, 16)")
+
+
+def check_example(example: Any) -> None:
+    """An error that names the argument, if nothing could be measured with it."""
+    for tensor in tensors_in(example):
+        if tensor.is_floating_point() and not tensor.is_meta:
+            bad = int(tensor.isnan().sum())
+            if bad:
+                raise OptionError(
+                    f"example= holds NaN: {bad:,} of the {tensor.numel():,} numbers of its tensor "
+                    f"{tuple(tensor.shape)}. Expected an input as the model gets it."
+                )
 
 
 def noise(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from normkit.errors import NormkitError
+
 Save = Callable[[Path], object]
 
 
@@ -23,7 +25,7 @@ def atomic_write_all(files: Mapping[Path, Save]) -> None:
     names = {path: _beside(path) for path in files}
     try:
         for path, save in files.items():
-            save(names[path])
+            _save(save, names[path], path)
         mask = os.umask(0)
         os.umask(mask)
         for path, name in names.items():
@@ -37,6 +39,27 @@ def atomic_write_all(files: Mapping[Path, Save]) -> None:
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """UTF-8 with plain line ends on every system: a page's scripts are known by their hashes."""
     return atomic_write(path, lambda name: name.write_text(text, encoding="utf-8", newline="\n"))
+
+
+def check_writable(path: Path) -> None:
+    """An error that names a file which could not be written; nothing of it stays."""
+    _save(Path.touch, name := _beside(path), path)
+    name.unlink()
+
+
+def _save(save: Save, name: Path, path: Path) -> None:
+    """Call ``save``; its error names the file that was asked for, not the one it got."""
+    try:
+        save(name)
+    except NormkitError:
+        raise
+    except OSError as error:
+        if error.filename not in (str(name), None) or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:  # full disks and closed folders have many names in torch's writers
+        first = str(error).strip().partition("\n")[0].rstrip(".")
+        raise OSError(f"{path} could not be written: {type(error).__name__}: {first}.") from error
 
 
 def _beside(path: Path) -> Path:

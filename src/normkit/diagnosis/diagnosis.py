@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from normkit.core.atomic_write import write_text
 from normkit.core.messages import counted
 from normkit.diagnosis.attribution import GapAttribution
 from normkit.diagnosis.findings.finding import (
@@ -20,6 +21,7 @@ from normkit.diagnosis.findings.finding import (
     plural,
     rank_of,
 )
+from normkit.errors import OptionError
 
 WIDTH = 96
 
@@ -134,7 +136,7 @@ class Diagnosis:
         """The same as text; written to a file if a path is given."""
         text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            _write("to_json", path, text)
         return text
 
     def to_html(self, path: str | Path | None = None) -> str:
@@ -143,8 +145,17 @@ class Diagnosis:
 
         text = page(self)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            _write("to_html", path, text)
         return text
+
+
+def _write(method: str, path: str | Path, text: str) -> None:
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise OptionError(f"{method}(path={str(path)!r}): there is no folder {str(folder)!r}.")
+    if Path(path).is_dir():
+        raise OptionError(f"{method}(path={str(path)!r}) is a folder, expected a file's name.")
+    write_text(path, text)
 
 
 def _in_words(number: int, finding: Finding) -> list[str]:

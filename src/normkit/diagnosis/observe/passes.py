@@ -21,6 +21,7 @@ from normkit.inspection.batches import NO_TARGET, LoaderBatch, run_batch
 from normkit.inspection.statistics import MomentsAccumulator, channel_moments
 
 Loss = Callable[[Any, Any], Any]
+IGNORED = -100  # the class that cross-entropy leaves out
 KEPT = 64  # batches whose statistics are kept one by one
 
 
@@ -104,6 +105,7 @@ def _cross_entropy(output: Any, target: Any, number: int, reduction: str) -> Ten
             "Without a loss, batches (x, y) and a model that returns logits are expected, got "
             f"a {type(output).__name__} for {given}. Try loss=lambda output, target: …"
         )
+    _check_labels(output, target, number)
     try:
         return F.cross_entropy(output.detach().float(), target, reduction=reduction)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -113,10 +115,29 @@ def _cross_entropy(output: Any, target: Any, number: int, reduction: str) -> Ten
         ) from error
 
 
+def _check_labels(output: Tensor, target: Tensor, number: int) -> None:
+    """Classes that the model has no output for: on a GPU they would end the process."""
+    shapes_fit = output.dim() > 1 and target.dim() == output.dim() - 1
+    if not shapes_fit or target.is_floating_point() or output.shape[1] == 1:
+        return  # no classes: cross-entropy will say what it misses
+    classes = target[target != IGNORED]
+    if not classes.numel():
+        return
+    low, high = int(classes.min()), int(classes.max())
+    if low < 0 or high >= output.shape[1]:
+        raise OptionError(
+            f"loader: labels of batch {number} go from {low} to {high}, but the model gives "
+            f"{output.shape[1]} classes, 0 to {output.shape[1] - 1}. Try labels from 0, "
+            f"{IGNORED} for what is to be ignored, or loss=lambda output, target: …"
+        )
+
+
 def has_loss(loss: Loss | None, model: nn.Module, batch: LoaderBatch) -> bool:
     """Whether a loss can be computed; one that was given must be."""
     with undisturbed(model):
         output = run_batch(model, batch, 1)
+    if loss is None and isinstance(output, Tensor) and isinstance(batch.target, Tensor):
+        _check_labels(output, batch.target, 1)  # is no lack of a loss, but a mistake
     try:
         _losses(loss, output, batch, 1)
     except NormkitError:

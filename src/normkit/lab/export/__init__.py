@@ -6,5 +6,6 @@ rounded but in LaTeX.
 
 from normkit.lab.export.files import FORMATS as FORMATS
 from normkit.lab.export.files import PER as PER
+from normkit.lab.export.files import rows as rows
 from normkit.lab.export.files import write as write
 from normkit.lab.export.latex import latex as latex

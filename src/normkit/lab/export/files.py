@@ -49,13 +49,30 @@ def write(
         if per != "run":
             raise OptionError(f"A LaTeX table cannot be per {per!r}. Try csv or parquet.")
         return write_text(path, latex(experiment, results, comparisons))
-    if per == "comparison":
-        columns = comparison_columns(experiment, comparisons or compare(experiment, results))
-    else:
-        columns = result_columns(experiment, results, per)
+    columns = _columns(experiment, results, comparisons, per)
     if format == "csv":
         return write_text(path, csv_text(columns))
     return atomic_write(path, lambda temporary: save_parquet(experiment, columns, temporary))
+
+
+def rows(
+    experiment: Experiment, results: Mapping[str, Result], per: str = "run"
+) -> list[dict[str, Any]]:
+    """The same as records, a dictionary a row."""
+    columns = _columns(experiment, results, (), per)
+    values = zip(*(column.values for column in columns), strict=True)
+    return [{c.name: v for c, v in zip(columns, row, strict=True)} for row in values]
+
+
+def _columns(
+    experiment: Experiment,
+    results: Mapping[str, Result],
+    comparisons: Sequence[Comparison],
+    per: str,
+) -> list[Column]:
+    if per == "comparison":
+        return comparison_columns(experiment, comparisons or compare(experiment, results))
+    return result_columns(experiment, results, per)
 
 
 def _format_of(path: Path) -> str:
