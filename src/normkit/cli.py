@@ -123,7 +123,8 @@ def _in_a_line(error: Exception, program: str) -> str:
         return str(error).strip()
     if isinstance(error, OSError):
         return text
-    return f"{type(error).__name__}: {text or 'no message'} ({program} --traceback … shows where)"
+    hint = " (normkit --traceback … shows where)" if program == "normkit" else ""
+    return f"{type(error).__name__}: {text or 'no message'}{hint}"
 
 
 def _versions() -> str:
