@@ -10,8 +10,8 @@ import torch
 from cases import inputs
 from normkit.core.fusion import Channel, Gate, Memory, Mix, Pool, Ramps
 from normkit.core.layout import Batch, Channels
-from normkit.engine import plain
-from normkit.engine.compile import graph, records
+from normkit.engine import dispatch, plain
+from normkit.engine.compile import records
 from normkit.errors import OptionError
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -230,4 +230,4 @@ def test_every_family_is_here():
     """A description that the operators do not know would be lost in a graph."""
     assert {type(make()) for make in DESCRIPTIONS.values()} == set(fused.FAMILIES)
     named = {records.spread(make(), False).family for make in DESCRIPTIONS.values()}
-    assert named == set(records.FAMILIES) == graph.COMPILED.keys() - {"moments"}
+    assert named == set(records.FAMILIES) == dispatch.COMPILED.keys() - {"moments"}

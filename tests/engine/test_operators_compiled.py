@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
 from cases import inputs
-from normkit.engine.compile import graph
+from normkit.engine import dispatch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -76,8 +76,8 @@ def goes(monkeypatch):
     """Sends every family one way."""
 
     def choose(way):
-        for family in graph.COMPILED:
-            monkeypatch.setitem(graph.COMPILED, family, (way, way))
+        for family in dispatch.COMPILED:
+            monkeypatch.setitem(dispatch.COMPILED, family, (way, way))
 
     return choose
 

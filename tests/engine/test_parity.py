@@ -13,7 +13,7 @@ import normkit as nk
 from cases import ACTIVATION
 from normkit.core.layout import Batch, Channels, Pieces, Pixels
 from normkit.core.pieces import cut
-from normkit.engine import normalize, plain
+from normkit.engine import dispatch, plain
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.torch import passes as torch_passes
 
@@ -61,9 +61,10 @@ def check_passes(data, x, layout, activation):
     mean, var = torch_passes.moments(x, layout)
     expected = plain.moments(x, layout)
     torch.testing.assert_close((mean, var), expected)
-    scale, shift, constant, slope = (torch.randn_like(mean) for _ in range(4))
+    scale, *rest, constant, slope = (torch.randn_like(mean) for _ in range(5))
+    shift, center = (t if data.draw(st.booleans()) else None for t in rest)
     residual = torch.randn_like(x) if data.draw(st.booleans()) else None
-    map = AffineMap(scale, shift, residual, activation)
+    map = AffineMap(scale, shift, center, residual, activation)
     y = torch_passes.affine(x, map, layout)
     torch.testing.assert_close(y, plain.affine(x, map, layout))
     assert y.stride() == x.stride()
@@ -75,9 +76,9 @@ def check_passes(data, x, layout, activation):
     torch.testing.assert_close(dx, spec)
 
     def whole(x, scale, shift):
-        return plain.affine(x, AffineMap(scale, shift, residual, activation), layout)
+        return plain.affine(x, AffineMap(scale, shift, center, residual, activation), layout)
 
-    _, vjp = torch.func.vjp(whole, x, scale, shift)
+    _, vjp = torch.func.vjp(whole, x, scale, torch.zeros_like(mean) if shift is None else shift)
     torch.testing.assert_close(found[:2], vjp(grad)[1:])
 
 
@@ -117,7 +118,7 @@ def expression():
 
     class Patched:
         def __enter__(self):
-            patch.__enter__().setattr(normalize, "expression_wanted", lambda: True)
+            patch.__enter__().setattr(dispatch, "looked_into", lambda: True)
 
         def __exit__(self, *error):
             patch.__exit__(*error)

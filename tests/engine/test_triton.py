@@ -103,12 +103,13 @@ def check_reductions_and_maps(x, layout, activation):
     )
     for mine, theirs, truth, terms in found:
         no_worse(mine, theirs, truth, terms, depth)
-    a, b, c0, c1 = (torch.randn(layout.rows, layout.columns, device=DEVICE) for _ in range(4))
+    a, b, c, c0, c1 = (torch.randn(layout.rows, layout.columns, device=DEVICE) for _ in range(5))
     grad = torch.randn_like(x)
     for residual in (None, torch.randn_like(x)):
-        map = AffineMap(a, b, residual, activation)
-        exact = AffineMap(*(doubled(t) for t in map[:3]), activation)
-        sizes = AffineMap(*(doubled(t, absolute=True) for t in map[:3]), "none")
+        map = AffineMap(a, b, c, residual, activation)
+        exact = AffineMap(*(doubled(t) for t in map[:4]), activation)
+        sizes = AffineMap(*(doubled(t, absolute=True) for t in map[:4]))
+        sizes = sizes._replace(center=-sizes.center)
         y = triton_passes.affine(x, map, layout)
         assert y.stride() == x.stride()
         assert y.dtype == x.dtype
@@ -173,7 +174,7 @@ def test_many_splits(monkeypatch):
                     triton_passes.moments(laid, layout), plain.moments(laid, layout)
                 )
                 a = torch.randn(layout.rows, layout.columns, device=DEVICE)
-                args = (laid, laid, AffineMap(a, a, None, "relu"), layout, False)
+                args = (laid, laid, AffineMap(a, a, act="relu"), layout, False)
                 for mine, theirs in zip(triton_passes.sums(*args), plain.sums(*args), strict=True):
                     if mine is not None:
                         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
@@ -217,9 +218,9 @@ class TestChoice:
         x = torch.randn(2, 8, 4, 4, device=DEVICE)
         layer = nk.BN(8).to(DEVICE)
         with nk.use_backend("triton"):
-            assert nk.why(layer, x) == "bn runs on triton (forced)."
+            assert nk.why(layer, x) == "bn runs on triton (forced), fused."
         with nk.use_backend("torch"):
-            assert "use_backend('torch') is in force; Triton could" in nk.why(layer, x)
+            assert nk.why(layer, x) == "bn runs on torch, because use_backend('torch') is in force."
 
     def test_what_cannot_be_served_is_an_error(self):
         """And nothing changes: the layer's buffers, or the backend after the block."""
@@ -238,7 +239,7 @@ class TestChoice:
     def test_weights(self):
         weight = torch.randn(8, 3, 3, 3, device=DEVICE)
         with nk.use_backend("triton"):
-            assert nk.why(nk.WS(8), weight) == "ws runs on triton (forced)."
+            assert nk.why(nk.WS(8), weight) == "ws runs on triton (forced), fused."
         assert nk.why(nk.WS(8), weight.cpu()) == "ws runs on torch, because the tensor is on cpu."
         for layer in (nk.WS(8, scale=False), nk.WN(8)):
             assert nk.why(layer, weight).endswith(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from normkit.engine import special
+from normkit.engine import dispatch, special
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -57,5 +57,5 @@ def test_the_backward_of_a_backward(outside):
 def test_filters_of_one_size_only():
     """Too long for registers, or a single weight: the general way."""
     with nk.use_backend("triton"):
-        for shape in ((2, special.MOST + 1), (2, 1, 1, 1)):
+        for shape in ((2, dispatch.LONGEST + 1), (2, 1, 1, 1)):
             assert special.standardized_filters(torch.randn(shape), 9, 1e-5, False) is None

@@ -140,7 +140,8 @@ def test_copies_and_folded_models(monkeypatch: pytest.MonkeyPatch) -> None:
     with nk.use_backend("triton"):
         twin = copy.deepcopy(model)
         with torch.no_grad():
-            model[0].parametrizations.weight.original.zero_().add_(torch.arange(3.0).view(3, 1, 1))
+            ramp = torch.arange(3.0, device=DEVICE).view(3, 1, 1)
+            model[0].parametrizations.weight.original.zero_().add_(ramp)
         other = twin(x)
         assert not torch.allclose(model(x), other)
         assert calls == [2, 2]

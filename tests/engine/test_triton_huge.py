@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -47,6 +49,7 @@ def test_beyond_32_bits(name: str, memory: str, size: tuple[int, ...]) -> None:
         if torch.cuda.mem_get_info()[0] < ROOM:
             pytest.skip(f"needs {ROOM / 2**30:.0f} GiB of free GPU memory")
     layer, reference, part = CASES[name]
+    layer = copy.deepcopy(layer).to(DEVICE)
     format = torch.channels_last if memory == "channels_last" else torch.contiguous_format
     x = torch.empty(size, device=DEVICE, dtype=torch.bfloat16, memory_format=format).normal_()
     x[-1, -1] += 3  # a part like no other

@@ -189,7 +189,7 @@ def test_more_pixels_than_other_kernels_serve(started, monkeypatch):
     layer, x = nk.PN(4).to(DEVICE), inputs(2, (5, 5), dtype=torch.float32, channels=4).to(DEVICE)
     try:
         with nk.use_backend("triton"):
-            assert nk.why(layer, x) == "pn runs on triton (forced)."
+            assert nk.why(layer, x) == "pn runs on triton (forced), fused."
             layer(x)
             assert started == [pixel.pixel_map_kernel]
             wide = torch.randn(2, 4, 5, 5, device=DEVICE).to(memory_format=torch.channels_last)

@@ -52,6 +52,11 @@ class Pool(NamedTuple):
     memory: Memory | None = None
     ramps: Ramps | None = None
 
+    @property
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        """What gets a gradient."""
+        return self.weight, self.bias
+
     def leaves_moments(self, channels: int) -> bool:
         """Whether a kernel leaves mean and variance of each channel of the batch."""
         return self.kind == "batch" and self.groups == channels and self.ramps is None
@@ -88,6 +93,11 @@ class Gate(NamedTuple):
     keeps_gates: bool = False  # whether the gates (N, C) are wanted too, with their gradient
     condensation: Condensation | None = None
 
+    @property
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        """What gets a gradient."""
+        return self.weight, self.bias, self.gate_weight, self.gate_bias, self.center
+
     def leaves_moments(self, channels: int) -> bool:
         return False
 
@@ -108,6 +118,11 @@ class Channel(NamedTuple):
     given: tuple[Tensor, Tensor] | None = None
     memory: Memory | None = None
     rate: Tensor | None = None
+
+    @property
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        """What gets a gradient."""
+        return self.weight, self.bias, self.group_weight, self.group_bias
 
     def leaves_moments(self, channels: int) -> bool:
         return self.given is None and self.rate is None
@@ -130,6 +145,11 @@ class Mix(NamedTuple):
     given: tuple[Tensor, Tensor] | None = None
     memory: Memory | None = None
 
+    @property
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        """What gets a gradient."""
+        return self.weight, self.bias, self.mean_weight, self.var_weight
+
     def leaves_moments(self, channels: int) -> bool:
         return False
 
@@ -137,23 +157,64 @@ class Mix(NamedTuple):
 Fusion = Pool | Gate | Channel | Mix
 
 
-def lie_dense(*tables: Tensor | None) -> bool:
-    """Whether kernels can read these: they take a table as it lies in memory, without strides.
+class Depthwise(NamedTuple):
+    """A norm, and the depthwise convolution (C, 1, *k) that follows it."""
+
+    norm: Fusion
+    kernel: Tensor
+    bias: Tensor | None
+
+
+class Pixel(NamedTuple):
+    """(x − mean) / √(var + eps) of each pixel, over its channels; then weight and bias."""
+
+    eps: float
+    correction: int  # 1: unbiased variance
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+Description = Fusion | Depthwise | Pixel
+
+
+def has_gaps(description: Description) -> bool:
+    """Whether kernels cannot read its tensors: they take a table as it lies in memory.
 
     Parameters have gaps if they are slices of others', and one value for all if expanded.
     """
+    if isinstance(description, Pixel):
+        return not _dense(description.weight, description.bias)
+    if isinstance(description, Depthwise):
+        own = _dense(description.kernel, description.bias)
+        return not own or has_gaps(description.norm)
+    memory, given = description.memory, getattr(description, "given", None)
+    if isinstance(description, Pool):
+        ramps = description.ramps
+        given = None if ramps is None else (ramps.mean, ramps.std)
+    return not (
+        _dense(*description.parameters)
+        and (memory is None or _dense(memory.mean, memory.second))
+        and (given is None or _dense(*given))
+    )
+
+
+def _dense(*tables: Tensor | None) -> bool:
     for table in tables:  # noqa: SIM110 : every forward asks, and a generator takes longer
         if table is not None and not table.is_contiguous():
             return False
     return True
 
 
-def kept_dense(fusion: Fusion) -> bool:
-    """The same of the statistics that a description reads or updates."""
-    memory = fusion.memory
-    if memory is not None and not (memory.mean.is_contiguous() and memory.second.is_contiguous()):
-        return False
+def graph_family(fusion: Fusion) -> str | None:
+    """The name of a description in a compiled graph; None if it has none.
+
+    A map that depends on what the same batch changes, as batch renormalization's does on the
+    running statistics, cannot be computed again for the backward of a graph.
+    """
     if isinstance(fusion, Pool):
-        ramps = fusion.ramps
-        return ramps is None or lie_dense(ramps.mean, ramps.std)
-    return fusion.given is None or lie_dense(*fusion.given)
+        return None if fusion.ramps is not None else f"pool-{fusion.kind}"
+    if isinstance(fusion, Gate):
+        return None if fusion.score is not None or fusion.keeps_gates else "gate"
+    if isinstance(fusion, Mix):
+        return "mix"
+    return None if fusion.rate is not None else "channel"

@@ -60,6 +60,12 @@ class Layout(Protocol):
     def mean(self, values: Tensor) -> Tensor:
         """Mean of each cell, likewise."""
 
+    def near(self, cells: Tensor, values: int = 1) -> Tensor:
+        """The mean of so many values of each cell, as a laid table: moments are taken about it.
+
+        Of few, it is not near enough where the mean is 0; of many, it takes time.
+        """
+
     def over(self, laid: Tensor) -> Tensor:
         """A laid table, made to broadcast with the view."""
 
@@ -129,6 +135,9 @@ class _Dense:
 
     def mean(self, values: Tensor) -> Tensor:
         return values.mean(1, keepdim=True)
+
+    def near(self, cells: Tensor, values: int = 1) -> Tensor:
+        return cells[:, :1] if values == 1 else cells[:, :values].mean(1, keepdim=True)
 
     def over(self, laid: Tensor) -> Tensor:
         return laid
@@ -249,6 +258,9 @@ class Pieces(_Dense):
 
     def mean(self, values: Tensor) -> Tensor:
         return self.sum(values) / self.count
+
+    def near(self, cells: Tensor, values: int = 1) -> Tensor:
+        return self.mean(cells)
 
     def over(self, laid: Tensor) -> Tensor:
         return laid.index_select(1, self.index)

@@ -6,6 +6,7 @@ strips or runs of samples starts from a table of moments and pools it here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,28 +17,54 @@ from normkit.core.precision import statistics_dtype
 
 
 class Coefficients(NamedTuple):
-    """The map y = scale · x + shift, as tables that broadcast to (N, K)."""
+    """The map y = scale · (x − center) + shift, as tables that broadcast to (N, K).
+
+    None stands for a table of zeros. A center near the values keeps differences small: where a mean
+    is far from zero, shift − scale · center would cancel with scale · x and lose digits.
+    """
 
     scale: Tensor
-    shift: Tensor
+    shift: Tensor | None = None
+    center: Tensor | None = None
 
-    def then(self, scale: Tensor | None, shift: Tensor | None) -> Coefficients:
+    def then(
+        self, scale: Tensor | None, shift: Tensor | None = None, center: Tensor | None = None
+    ) -> Coefficients:
         """The map followed by another one. Normalizers are closed under composition."""
-        a, b = self
-        if scale is None:
-            return Coefficients(a, b if shift is None else b + shift)
-        scale = scale.to(a.dtype)  # once: the two parts of a narrow parameter's gradient may cancel
-        return Coefficients(
-            a * scale, b * scale if shift is None else torch.addcmul(shift, b, scale)
-        )
+        a, b, own = self
+        if center is not None:
+            b = -center if b is None else b - center
+        if scale is not None:
+            scale = scale.to(a.dtype)  # once: two parts of a narrow parameter's gradient may cancel
+            a = a * scale
+            if b is not None:
+                b = b * scale if shift is None else torch.addcmul(shift, b, scale)
+                return Coefficients(a, b, own)
+        if shift is not None:
+            b = shift if b is None else b + shift
+        return Coefficients(a, b, own)
 
     def after_adding(self, table: Tensor | None) -> Coefficients:
         """The map, preceded by the addition of a table."""
-        return self if table is None else Coefficients(self.scale, self.of(table))
+        if table is None:
+            return self
+        center = -table if self.center is None else self.center - table
+        return Coefficients(self.scale, self.shift, center)
 
     def of(self, table: Tensor) -> Tensor:
         """The map applied to a table, such as the means."""
-        return torch.addcmul(self.shift, self.scale, table)
+        apart = table if self.center is None else table - self.center
+        if self.shift is None:
+            return self.scale * apart
+        return torch.addcmul(self.shift, self.scale, apart)
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> Coefficients:
+        """The map with a function applied to its tables, such as one that repeats entries."""
+        return Coefficients(*(None if t is None else function(t) for t in self))  # type: ignore[arg-type]
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift of the same map without a center: y = scale · x + shift."""
+        return self.scale, self.of(torch.zeros_like(self.scale))
 
 
 @dataclass(frozen=True)
@@ -81,9 +108,12 @@ class Moments:
             )
         blocks = (n // samples, samples, k // channels, channels)
         mean, var = self.mean.reshape(blocks), self.var.reshape(blocks)
-        center = mean.mean((1, 3), keepdim=True)
-        spread = (var + (mean - center).square()).mean((1, 3))
-        return Moments(center.flatten(1), spread, self.count * samples * channels)
+        near = mean[:, :1, :, :1].detach()  # sums of differences round less than those of means
+        apart = mean - near
+        middle = apart.mean((1, 3), keepdim=True)
+        apart = apart - middle
+        spread = torch.addcmul(var, apart, apart).mean((1, 3))
+        return Moments((near + middle).flatten(1), spread, self.count * samples * channels)
 
     def pooled_by(self, group: Tensor, groups: int) -> Moments:
         """Pool the cells k of equal ``group[k]``, row by row: tables (N, groups).
@@ -97,14 +127,14 @@ class Moments:
         weight = torch.as_tensor(self.count, device=self.mean.device).to(self.mean.dtype)
         weight = weight.expand_as(self.mean)
         count = total(weight)
-        mean = total(weight * self.mean) / count
+        near = (total(weight * self.mean) / count).detach()
+        mean = near + total(weight * (self.mean - near[:, group])) / count
         inside = self.var + (self.mean - mean[:, group]).square()
         return Moments(mean, total(weight * inside) / count, count)
 
     def standardizing(self, eps: float) -> Coefficients:
         """The map that brings these moments to mean 0 and variance var / (var + eps)."""
-        scale = torch.rsqrt(self.var + eps)
-        return Coefficients(scale, -(self.mean * scale))
+        return Coefficients(torch.rsqrt(self.var + eps), None, self.mean)
 
     def unbiased(self, correction: int = 1) -> Tensor:
         """The variance divided by count − correction instead of count."""

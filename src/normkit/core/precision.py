@@ -21,7 +21,8 @@ def widest(device: torch.device) -> torch.dtype:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Matrix products in the type of their operands, where autocast would narrow them."""
-    if torch.amp.is_autocast_available(device.type):
+    # a compiler knows the usual devices without asking: not every version can trace the question
+    if device.type in ("cpu", "cuda") or torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 

@@ -14,12 +14,13 @@ ACTIVATIONS = ("none", "relu", "silu")
 
 
 class AffineMap(NamedTuple):
-    """activation(scale · x + shift + residual), scale and shift as whole tables."""
+    """activation(scale · (x − center) + shift + residual), with whole tables; None is zero."""
 
     scale: Tensor
-    shift: Tensor
-    residual: Tensor | None
-    act: str
+    shift: Tensor | None = None
+    center: Tensor | None = None
+    residual: Tensor | None = None
+    act: str = "none"
 
 
 def check(x: Tensor, residual: Tensor | None, activation: str) -> None:
@@ -31,6 +32,11 @@ def check(x: Tensor, residual: Tensor | None, activation: str) -> None:
             f"The residual must have the shape of the input, {tuple(x.shape)}, "
             f"but has {tuple(residual.shape)}. Try residual.expand_as(x) if it is to be repeated."
         )
+
+
+def followed(residual: Tensor | None, activation: str) -> bool:
+    """Whether there is anything to do."""
+    return residual is not None or activation != "none"
 
 
 def epilogue(y: Tensor, residual: Tensor | None, activation: str) -> Tensor:

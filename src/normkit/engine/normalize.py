@@ -1,10 +1,11 @@
 """moments → coefficients → affine, and back again: every normalizer is this function.
 
 Forward: one read of x for the moments, arithmetic on small tables, one read and one write for
-the map y = a·x + b. Backward: one read of dy and x for the sums da = Σ dy·x and db = Σ dy; the
-tables' own autograd graph turns them into dm and dv; one more read of both and one write for
+the map y = a·(x − c) + b. Backward: one read of dy and x for the sums da = Σ dy·(x − c) and
+db = Σ dy; the tables' own autograd graph turns them into dm and dv; one more read of both and one
+write for
 
-    dx = a·dy + (dm − 2·m·dv)/L + (2·dv/L)·x.
+    dx = a·dy + dm/L + (2·dv/L)·(x − m).
 
 Three passes forward and five backward, whatever the normalizer.
 """
@@ -22,8 +23,10 @@ from normkit.core.layout import Batch, Channels, Layout, dense
 from normkit.core.moments import Coefficients, Moments
 from normkit.engine import plain
 from normkit.engine.compile import graph
-from normkit.engine.dispatch import choose, expression_wanted, expression_wanted_of
+from normkit.engine.dispatch import OPERATORS, Path, decide, looked_into_backward
 from normkit.engine.epilogue import AffineMap, check
+
+LOOKED_INTO = ("expression", "moments", *OPERATORS)  # paths of which plain arithmetic is left
 
 CoefficientFunction = Callable[[Moments | None], Coefficients]
 
@@ -36,71 +39,76 @@ def normalize(
     use_moments: bool = True,
     residual: Tensor | None = None,
     activation: str = "none",
+    path: Path | None = None,
 ) -> Tensor:
-    """activation(a·x + b + residual) with (a, b) = coefficients(moments of x).
+    """activation(a·(x − c) + b + residual) with (a, b, c) = coefficients(moments of x).
 
     x is (N, C, *spatial), (N, C) included; y has its type and memory format.
     ``coefficients`` gets the moments of each cell (None if not ``use_moments``) and gives tables
-    that broadcast to (N, K). Gradients reach x and whatever ``coefficients`` used.
+    that broadcast to (N, K). Gradients reach x and whatever ``coefficients`` used. ``path`` is what
+    has been decided for a layer; without one it is decided here.
     """
     check(x, residual, activation)
     x = dense(x)
     layout = cells(x)
-    if expression_wanted():
-        found = Moments(*graph.moments(x, layout), layout.count) if use_moments else None
-        tables = _tables(coefficients(found), layout)
+    if path is None:
+        path = decide(x, layout)
+    if path.name in LOOKED_INTO:
+        table = Moments(*_moments(path, x, layout), layout.count) if use_moments else None
+        tables = _tables(coefficients(table), layout)
         return plain.affine(x, AffineMap(*tables, residual, activation), layout)
-    link, found, through = None, None, x
+    passes, link, table, through = path.passes, None, None, x
     if use_moments:
         link = _Link()
-        through, mean, var = _Moments.apply(x, layout, link)
-        found = Moments(mean, var, layout.count)
-    scale, shift = _tables(coefficients(found), layout)
-    return _Affine.apply(through, x, scale, shift, residual, activation, layout, link)
+        through, mean, var = _Moments.apply(x, layout, link, passes)
+        table = Moments(mean, var, layout.count)
+    tables = _tables(coefficients(table), layout)
+    return _Affine.apply(through, x, *tables, residual, activation, layout, link, passes)
 
 
 def fused(
+    path: Path,
     x: Tensor,
     fusion: Fusion,
     *,
     cells: Callable[[Tensor], Layout],
     residual: Tensor | None = None,
     activation: str = "none",
-) -> tuple[Tensor, Tensor, int, Tensor | None] | None:
-    """The whole layer, if the chosen backend makes such coefficients in one kernel.
+) -> tuple[Tensor, Tensor, int, Tensor | None]:
+    """The whole layer, on a path that makes such coefficients in a kernel.
 
-    None otherwise: then ``normalize`` does it. With it come a tensor and where in it the statistics
-    of the batch begin, mean and second one after the other, which carry no gradient; and the gates
-    if they are kept.
+    With it come a tensor and where in it the statistics of the batch begin, mean and second one
+    after the other, which carry no gradient; and the gates if they are kept.
     """
     check(x, residual, activation)
-    if expression_wanted():
-        x = dense(x)
-        return graph.fused(x, fusion, residual, activation, cells(x))
-    x = dense(x)
     layout = cells(x)
-    backend = choose(x, layout)
-    if not (hasattr(backend, "moment_parts") and isinstance(layout, Batch | Channels)):
-        return None
-    from normkit.engine.families import fused as fast  # needs Triton, which is here
+    if path.name in OPERATORS:
+        return graph.fused(path, x, fusion, residual, activation, layout)
+    from normkit.engine.families import fused as families  # needs Triton, which is here
 
-    return fast.fused(x, fusion, residual, activation, layout)
+    assert isinstance(layout, Batch | Channels)
+    return families.fused(x, fusion, residual, activation, layout)
 
 
 def moments(x: Tensor, cells: Callable[[Tensor], Layout] = Channels) -> Moments:
     """The moments of each cell of x, with their gradient."""
     x = dense(x)
     layout = cells(x)
-    if expression_wanted():
-        return Moments(*graph.moments(x, layout), layout.count)
-    _, mean, var = _Moments.apply(x, layout, _Link())
+    path = decide(x, layout)
+    if path.name in LOOKED_INTO:
+        return Moments(*_moments(path, x, layout), layout.count)
+    _, mean, var = _Moments.apply(x, layout, _Link(), path.passes)
     return Moments(mean, var, layout.count)
 
 
-def _tables(found: Coefficients, layout: Layout) -> tuple[Tensor, Tensor]:
+def _moments(path: Path, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    return plain.moments(x, layout) if path.name == "expression" else graph.moments(x, layout)
+
+
+def _tables(map: Coefficients, layout: Layout) -> Coefficients:
     """The coefficients as whole tables; autograd sums again what broadcasting repeated."""
     size = (layout.rows, layout.columns)
-    return found.scale.expand(size), found.shift.expand(size)
+    return map.each(lambda table: table if table.shape == size else table.expand(size))
 
 
 class _Link:
@@ -119,10 +127,10 @@ class _Moments(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layout: Layout, link: _Link) -> Any:
-        mean, var = choose(x, layout).moments(x, layout)
+    def forward(ctx: Any, x: Tensor, layout: Layout, link: _Link, passes: Any) -> Any:
+        mean, var = passes.moments(x, layout)
         ctx.save_for_backward(x, mean)
-        ctx.layout, ctx.link = layout, link
+        ctx.layout, ctx.link, ctx.passes = layout, link, passes
         ctx.set_materialize_grads(False)
         return x, mean, var
 
@@ -133,18 +141,19 @@ class _Moments(torch.autograd.Function):
         layout, count = ctx.layout, ctx.layout.count
         slope = None if grad_var is None else 2 * grad_var / count
         constant = None if grad_mean is None else grad_mean / count
-        if slope is not None:
-            constant = -mean * slope if constant is None else constant - mean * slope
         if grad is None:
-            return plain.moments_gradient(x, constant, slope, layout), None, None
+            return plain.moments_gradient(x, constant, slope, mean, layout), None, None, None
         map, ctx.link.map = ctx.link.map, None
-        passes = plain if expression_wanted_of(grad) else choose(x, layout)
+        if slope is not None:  # of x − mean, but the pass has x − center
+            apart = mean if map.center is None else mean - map.center
+            constant = -apart * slope if constant is None else constant - apart * slope
+        passes = plain if looked_into_backward(grad) else ctx.passes
         dx = passes.input_gradient(grad, x, map, constant, slope, layout)
-        return dx, None, None
+        return dx, None, None, None
 
 
 class _Affine(torch.autograd.Function):
-    """activation(scale · x + shift + residual).
+    """activation(scale · (x − center) + shift + residual).
 
     ``through`` is x as _Moments returned it, the way back for the gradient; or x itself.
     """
@@ -155,32 +164,41 @@ class _Affine(torch.autograd.Function):
         through: Tensor,
         x: Tensor,
         scale: Tensor,
-        shift: Tensor,
+        shift: Tensor | None,
+        center: Tensor | None,
         residual: Tensor | None,
         act: str,
         layout: Layout,
         link: _Link | None,
+        passes: Any,
     ) -> Any:
         recomputes = act != "none"
         keeps_x = recomputes or ctx.needs_input_grad[2]  # a fixed map needs only its scale
         ctx.save_for_backward(
-            x if keeps_x else None, scale, shift, residual if recomputes else None
+            x if keeps_x else None,
+            scale,
+            shift if recomputes else None,
+            center if keeps_x else None,
+            residual if recomputes else None,
         )
-        ctx.act, ctx.layout, ctx.link = act, layout, link
-        return choose(x, layout).affine(x, AffineMap(scale, shift, residual, act), layout)
+        ctx.act, ctx.layout, ctx.link, ctx.passes = act, layout, link, passes
+        map = AffineMap(scale, shift, center, residual, act)
+        return passes.affine(x, map, layout)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,) = grads
-        x, scale, shift, residual = ctx.saved_tensors
+        x, scale, shift, center, residual = ctx.saved_tensors
         x = grad if x is None else x  # of the right shape; its values have no effect then
-        needs_x, _, needs_scale, needs_shift, needs_residual = ctx.needs_input_grad[:5]
+        needs_x, _, *needs_tables, needs_residual = ctx.needs_input_grad[:6]
         layout, act = ctx.layout, ctx.act
-        map = AffineMap(scale, shift, residual, act)
-        passes = plain if expression_wanted_of(grad) else choose(x, layout)
-        dx = da = db = dr = None
-        if needs_scale or needs_shift or (needs_residual and act != "none"):
+        map = AffineMap(scale, shift, center, residual, act)
+        passes = plain if looked_into_backward(grad) else ctx.passes
+        dx = da = db = dc = dr = None
+        if any(needs_tables) or (needs_residual and act != "none"):
             da, db, dr = passes.sums(grad, x, map, layout, needs_residual)
+            if needs_tables[2]:
+                dc = -scale * db
         elif needs_residual:
             dr = grad
         if needs_x and ctx.link is not None:
@@ -188,4 +206,4 @@ class _Affine(torch.autograd.Function):
             dx = grad
         elif needs_x:
             dx = passes.input_gradient(grad, x, map, None, None, layout)
-        return dx, None, da, db, dr, None, None, None
+        return dx, None, da, db if needs_tables[1] else None, dc, dr, None, None, None, None

@@ -17,9 +17,11 @@ from normkit.engine.epilogue import AffineMap, before, epilogue
 
 def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     cells = layout.view(x).to(statistics_dtype(x.dtype))
-    mean = layout.mean(cells)
-    var = layout.mean((cells - layout.over(mean)).square())
-    return layout.lift(mean), layout.lift(var)
+    near = layout.near(cells).detach()
+    apart = cells - layout.over(near)
+    middle = layout.mean(apart)
+    var = layout.mean((apart - layout.over(middle)).square())
+    return layout.lift(near + middle), layout.lift(var)
 
 
 def affine(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
@@ -32,7 +34,7 @@ def sums(
     grad: Tensor, x: Tensor, map: AffineMap, layout: Layout, grad_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     g = _before(grad, x, map, layout)
-    da, db = layout.sum(g * layout.view(x)), layout.sum(g)
+    da, db = layout.sum(g * _centred(x, map.center, layout)), layout.sum(g)
     kept = layout.unview(g.to(x.dtype)) if grad_residual else None
     return layout.lift(da), layout.lift(db), kept
 
@@ -46,25 +48,38 @@ def input_gradient(
     layout: Layout,
 ) -> Tensor:
     g = _before(grad, x, map, layout)
-    dx = layout.unview((g * layout.over(layout.lay(map.scale))).to(x.dtype))
-    return dx + moments_gradient(x, constant, slope, layout)
+    dx = layout.unview((g * _over(map.scale, layout)).to(x.dtype))
+    return dx + moments_gradient(x, constant, slope, map.center, layout)
 
 
 def moments_gradient(
-    x: Tensor, constant: Tensor | None, slope: Tensor | None, layout: Layout
+    x: Tensor,
+    constant: Tensor | None,
+    slope: Tensor | None,
+    center: Tensor | None,
+    layout: Layout,
 ) -> Tensor:
-    """constant + slope · x: what the moments' gradients add to the input's."""
+    """constant + slope · (x − center): what the moments' gradients add to the input's."""
     dx = torch.zeros_like(layout.view(x))
     if slope is not None:
-        dx = dx + layout.over(layout.lay(slope)) * layout.view(x)
+        dx = dx + _over(slope, layout) * _centred(x, center, layout)
     if constant is not None:
-        dx = dx + layout.over(layout.lay(constant))
+        dx = dx + _over(constant, layout)
     return layout.unview(dx.to(x.dtype))
 
 
 def _mapped(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
-    a, b = layout.over(layout.lay(map.scale)), layout.over(layout.lay(map.shift))
-    return layout.view(x) * a + b
+    y = _centred(x, map.center, layout) * _over(map.scale, layout)
+    return y if map.shift is None else y + _over(map.shift, layout)
+
+
+def _centred(x: Tensor, center: Tensor | None, layout: Layout) -> Tensor:
+    cells = layout.view(x)
+    return cells if center is None else cells - _over(center, layout)
+
+
+def _over(table: Tensor, layout: Layout) -> Tensor:
+    return layout.over(layout.lay(table))
 
 
 def _before(grad: Tensor, x: Tensor, map: AffineMap, layout: Layout) -> Tensor:

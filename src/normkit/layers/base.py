@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion
-from normkit.core.layout import Channels, Layout
+from normkit.core.layout import Channels, Layout, dense
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments, per_channel
 from normkit.core.options import Configured
@@ -19,8 +19,9 @@ from normkit.core.precision import statistics_dtype
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.tracing import node_of
 from normkit.core.trained import DECAYED, NOT_DECAYED, SCALES, FixedMap, ParameterRole, TrainedBN
+from normkit.engine.dispatch import KERNELS, Path, decide
 from normkit.engine.epilogue import check as check_epilogue
-from normkit.engine.epilogue import epilogue
+from normkit.engine.epilogue import epilogue, followed
 from normkit.engine.normalize import fused, normalize
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 from normkit.layers.measured import Measured
@@ -87,10 +88,6 @@ class Normalizer(Configured, Measured):
         """What the moments are taken over: channels, unless a layer needs something finer."""
         return Channels.of(x)
 
-    def layouts(self, x: Tensor) -> tuple[Layout, ...]:
-        """What backends are asked to serve, in turn: cells, after what kernels of its own need."""
-        return (self.cells(x),)
-
     def uses_moments(self) -> bool:
         """Whether ``coefficients`` needs the moments now; if not, the engine skips their pass."""
         return True
@@ -105,16 +102,16 @@ class Normalizer(Configured, Measured):
         An affine map of moments, unless a layer overrides this.
         """
         state = self.state()
-        fusion = None if self.exchange is not None else self.fusion(x, state)
-        if fusion is not None:
-            done = fused(x, fusion, cells=self.cells, residual=residual, activation=activation)
-            if done is not None:
-                y, tables, begin, _ = done
-                self.after_fusion(fusion, state, tables, begin, x)
-                return y
-        y, result = self.mapped(x, state, residual, activation)
-        self.write(result.update)
-        return y
+        x = dense(x)
+        fusion = self.description(x, state)
+        path = decide(
+            x,
+            self.cells(x),
+            fusion,
+            fixed=not self.uses_moments(),
+            followed=followed(residual, activation),
+        )
+        return self.run(path, x, state, fusion, residual, activation)[0]
 
     def check_size(self, x: Tensor) -> None:
         """Refuse sizes for which the statistics do not exist."""
@@ -183,7 +180,7 @@ class Normalizer(Configured, Measured):
         mine = self._anchor()
         if mine is None or mine.device.type != "mps":  # which has no float64
             layer = layer.double()
-        scale, shift = layer.compute(None, layer.state()).map
+        scale, shift = layer.compute(None, layer.state()).map.flat()
         return scale[0], shift[0]
 
     def pools_samples(self) -> bool:
@@ -311,6 +308,40 @@ class Normalizer(Configured, Measured):
 
     # ---------------------------------------------------------------- from moments to the map
 
+    def description(self, x: Tensor, state: LayerState) -> Any:
+        """What there is to compute, in words that kernels know; None if they do not."""
+        return None if self.exchange is not None else self.fusion(x, state)
+
+    def path(self, x: Tensor, *, compiled: bool | None = None, followed: bool = False) -> Path:
+        """Which code computes an input: what ``normalize`` decides, for ``nk.why`` to tell."""
+        x = dense(x)
+        description = self.description(x, self.state())
+        fixed = not self.uses_moments()
+        return decide(
+            x, self.cells(x), description, fixed=fixed, followed=followed, compiled=compiled
+        )
+
+    def run(
+        self,
+        path: Path,
+        x: Tensor,
+        state: LayerState,
+        fusion: Fusion | None,
+        residual: Tensor | None = None,
+        activation: str = "none",
+    ) -> tuple[Tensor, Tensor | None]:
+        """The norm on the path that was decided, and its gates if it has any: new statistics are
+        written."""
+        if fusion is not None and path.name in KERNELS:
+            y, tables, begin, gates = fused(
+                path, x, fusion, cells=self.cells, residual=residual, activation=activation
+            )
+            self.after_fusion(fusion, state, tables, begin, x)
+            return y, gates
+        y, result = self.mapped(x, state, residual, activation, path)
+        self.write(result.update)
+        return y, result.gate
+
     def state(self) -> LayerState:
         """What a forward starts from."""
         return LayerState(self.training, self._buffers)
@@ -336,6 +367,7 @@ class Normalizer(Configured, Measured):
         state: LayerState,
         residual: Tensor | None = None,
         activation: str = "none",
+        path: Path | None = None,
     ) -> tuple[Tensor, MapResult]:
         """activation(a·x + b + residual), and what came of the moments and the state."""
         results: list[MapResult] = []
@@ -351,6 +383,7 @@ class Normalizer(Configured, Measured):
             use_moments=self.uses_moments(),
             residual=residual,
             activation=activation,
+            path=path,
         )
         return y, results[0]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Pool, Ramps
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.moments import spread as repeated
 from normkit.core.statistics import LayerState, MapResult
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer, over_runs
@@ -89,7 +90,7 @@ class BatchRenorm(BatchNormalizer):
     def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         if moments is None or not self.uses_batch(state):
             scale = 1 / state["running_std"][None]
-            map = Coefficients(scale, -state["running_mean"] * scale)
+            map = Coefficients(scale, None, state["running_mean"][None])
             return MapResult(map.then(self.weight, self.bias))
         pooled = moments.pooled(samples=self.virtual_batch)
         std = torch.sqrt(pooled.var + self.eps)
@@ -100,8 +101,10 @@ class BatchRenorm(BatchNormalizer):
                 mean, spread = over_runs(pooled.mean, pooled), over_runs(std, pooled)
             update = self.blended(state, running_mean=mean, running_std=spread)
         corrected = pooled.standardizing(self.eps).then(r, d)
-        each = self.each_sample(Moments(*corrected, pooled.count), moments)
-        return MapResult(Coefficients(each.mean, each.var).then(self.weight, self.bias), update)
+        samples = moments.mean.shape[0]
+        run = self.virtual_batch or samples
+        each = corrected.each(lambda table: repeated(table, samples=samples, runs_of=run))
+        return MapResult(each.then(self.weight, self.bias), update)
 
     @torch.no_grad()
     def correction(self, mean: Tensor, std: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:

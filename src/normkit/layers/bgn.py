@@ -135,15 +135,15 @@ class BGN(BatchNormalizer):
         """Tables of the cells: channels, strips or pieces."""
         strips, pieces = state.observed.get("division", (1, None))
         statistics, update = self.group_statistics(moments, pieces, state)
-        scale, shift = statistics.standardizing(self.eps)
+        map = statistics.standardizing(self.eps)
         weight, bias = self.weight, self.bias
         if pieces is not None:
-            map = Coefficients(scale[:, pieces.group], shift[:, pieces.group])
+            map = map.each(lambda table: table[:, pieces.group])
             if weight is not None and bias is not None:
                 map = map.then(weight[pieces.channel], bias[pieces.channel])
             return MapResult(map, update)
         wide = max(self.channels // self.groups, 1)
-        map = Coefficients(*(t.repeat_interleave(wide, dim=1) for t in (scale, shift)))
+        map = map.each(lambda table: table.repeat_interleave(wide, dim=1))
         if weight is not None and bias is not None:
             map = map.then(weight.repeat_interleave(strips), bias.repeat_interleave(strips))
         return MapResult(map, update)
@@ -246,5 +246,4 @@ class BGN(BatchNormalizer):
         wide = self.channels // self.groups
         own = batch or self.running_mean is None
         statistics = table.pooled(samples=None, channels=wide) if own else self.running()
-        scale, shift = statistics.standardizing(self.eps)
-        return Coefficients(scale.repeat_interleave(wide, 1), shift.repeat_interleave(wide, 1))
+        return statistics.standardizing(self.eps).each(lambda t: t.repeat_interleave(wide, 1))

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.card import Card
-from normkit.core.fusion import Fusion, Pool
+from normkit.core.fusion import Depthwise, Fusion, Pool
+from normkit.core.layout import dense
 from normkit.core.messages import title
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import FixedMap, TrainedBN
+from normkit.engine.dispatch import decide
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.special import normalized_depthwise
@@ -98,14 +100,22 @@ class BNET(BatchNormalizer):
             return super().normalize(x, residual, activation)
         check_epilogue(x, residual, activation)
         state = self.state()
-        fusion = None if self.exchange is not None else self.fusion(x, state)
-        if fusion is not None:
-            done = normalized_depthwise(x, fusion, self.weight, self.bias, self.cells)
-            if done is not None:
-                self.after_fusion(fusion, state, *done[1:], x)
-                return epilogue(done[0], residual, activation)
-        standardized = super().normalize(x, None, "none")
-        return epilogue(depthwise(standardized, self.weight, self.bias), residual, activation)
+        x = dense(x)
+        both = self.description(x, state)
+        path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
+        if path.name == "fused" and not path.part:
+            y, tables, begin = normalized_depthwise(x, both, self.cells)
+            self.after_fusion(both.norm, state, tables, begin, x)
+        else:
+            y, _ = self.run(path, x, state, None if both is None else both.norm)
+            y = depthwise(y, self.weight, self.bias)
+        return epilogue(y, residual, activation)
+
+    def description(self, x: Tensor, state: LayerState) -> Any:
+        norm = super().description(x, state)
+        if norm is None or self.weight is None:
+            return norm
+        return Depthwise(norm, self.weight, self.bias)
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:

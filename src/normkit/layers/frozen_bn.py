@@ -75,8 +75,9 @@ class FrozenBN(Normalizer):
         return False
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
-        stored = Moments(self.running_mean[None], self.running_var[None], count=1)
-        return stored.standardizing(self.eps).then(self.weight, self.bias)
+        # copies, so that no graph meets a later change
+        stored = Moments(self.running_mean.clone()[None], self.running_var[None], count=1)
+        return stored.standardizing(self.eps).then(self.weight, self.bias.clone())
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class GBGN(BatchNormalizer):
         """The map to x̂, and new statistics."""
         wide, update = self.channels // self.groups, None
         if not self.uses_batch(state):
-            scale, shift = self.population(moments, state).standardizing(self.eps)
-            rows, run = scale.shape[0], 1
+            pooled = self.population(moments, state)
+            rows, run = pooled.mean.shape[0], 1
         else:
             assert moments is not None
             rows = moments.mean.shape[0]
@@ -101,9 +101,10 @@ class GBGN(BatchNormalizer):
             run = min([rows, *(limit for limit in wanted if isinstance(limit, int))])
             update = self.tracked(moments.pooled(samples=None), state)
             pooled = moments.pooled(samples=run, channels=wide)
-            scale, shift = pooled.standardizing(self.eps)
-        tables = (spread(t, samples=rows, runs_of=run, groups_of=wide) for t in (scale, shift))
-        return Coefficients(*tables), update
+        map = pooled.standardizing(self.eps)
+        return map.each(
+            lambda table: spread(table, samples=rows, runs_of=run, groups_of=wide)
+        ), update
 
     @torch.no_grad()
     def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:

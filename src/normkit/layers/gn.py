@@ -81,8 +81,8 @@ def group_standardizing(moments: Moments, groups: int, eps: float) -> Coefficien
     """The map that standardizes each group of channels of each sample."""
     n, channels = moments.mean.shape
     wide = channels // groups
-    scale, shift = moments.pooled(channels=wide).standardizing(eps)
-    return Coefficients(*(spread(t, samples=n, groups_of=wide) for t in (scale, shift)))
+    pooled = moments.pooled(channels=wide).standardizing(eps)
+    return pooled.each(lambda table: spread(table, samples=n, groups_of=wide))
 
 
 def check_group_size(x: Tensor, groups: int, layer: Normalizer) -> None:

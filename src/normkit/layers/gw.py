@@ -10,6 +10,7 @@ from normkit.core.card import Card
 from normkit.core.groups import GroupPolicy, resolve_groups
 from normkit.core.messages import title
 from normkit.core.moments import Moments
+from normkit.engine.dispatch import Path, looked_into
 from normkit.engine.torch.operations import whiten_groups
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.base import Normalizer
@@ -88,6 +89,10 @@ class GW(Normalizer):
     def normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         white = whiten_groups(x, self.groups, self.eps, self.iterations, self.method)
         return self.finish(white, residual, activation)
+
+    def path(self, x: Tensor, *, compiled: bool | None = None, followed: bool = False) -> Path:
+        name = "expression" if compiled or looked_into() else "torch"
+        return Path(name, "there is no kernel for whitening")
 
     # ---------------------------------------------------------------- for diagnosis
 

@@ -72,14 +72,17 @@ class IBN(BatchNormalizer):
             map = statistics.standardizing(self.eps)
             return MapResult(map.then(self.weight, self.bias), update)
         mean, var, k = moments.mean, moments.var, self.split
-        own = Moments(mean[:, :k], var[:, :k], moments.count).standardizing(self.eps)
         if k == self.channels:
-            return MapResult(own.then(self.weight, self.bias))
+            return MapResult(moments.standardizing(self.eps).then(self.weight, self.bias))
         batch, update = self.statistics(Moments(mean[:, k:], var[:, k:], moments.count), state)
-        shared = batch.standardizing(self.eps)
-        rows = mean.shape[0]
-        joined = (torch.cat([a, b.expand(rows, -1)], 1) for a, b in zip(own, shared, strict=True))
-        return MapResult(Coefficients(*joined).then(self.weight, self.bias), update)
+        map = self._joined(mean, var, batch).standardizing(self.eps)
+        return MapResult(map.then(self.weight, self.bias), update)
+
+    def _joined(self, mean: Tensor, var: Tensor, batch: Moments) -> Moments:
+        """The sample's own statistics of the first channels beside those of the batch."""
+        k, rows = self.split, mean.shape[0]
+        means = torch.cat([mean[:, :k], batch.mean.expand(rows, -1)], 1)
+        return Moments(means, torch.cat([var[:, :k], batch.var.expand(rows, -1)], 1), 1)
 
     def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
         k = self.split
@@ -105,7 +108,5 @@ class IBN(BatchNormalizer):
         own = Moments(mean[:, :k], var[:, :k], table.count).standardizing(self.eps)
         rest = super().standardizing(Moments(mean[:, k:], var[:, k:], table.count), batch=batch)
         assert not isinstance(rest, Refusal)
-        rows = mean.shape[0]
-        return Coefficients(
-            *(torch.cat([a, b.expand(rows, -1)], 1) for a, b in zip(own, rest, strict=True))
-        )
+        both = zip(own.flat(), rest.flat(), strict=True)
+        return Coefficients(*(torch.cat([a, b.expand(len(a), -1)], 1) for a, b in both))

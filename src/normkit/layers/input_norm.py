@@ -126,7 +126,7 @@ class InputNorm(BN):
     def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         if self.given_mean is None or self.given_std is None:
             return super().coefficients(moments, state)
-        given = Moments(self.given_mean[None], self.given_std.square()[None], 1)
+        given = Moments(self.given_mean.clone()[None], self.given_std.square()[None], 1)
         return MapResult(given.standardizing(0))
 
     # ---------------------------------------------------------------- for diagnosis

@@ -105,10 +105,9 @@ class Measured:
         found = self.standardizing(table, batch=batch)
         if isinstance(found, Refusal):
             return found
-        scale, shift = (
-            t.detach().to(torch.float32).reshape(*t.shape, *(1,) * (x.dim() - 2)) for t in found
-        )
-        return torch.addcmul(shift, x.float(), scale)
+        return found.each(
+            lambda t: t.detach().to(torch.float32).reshape(*t.shape, *(1,) * (x.dim() - 2))
+        ).of(x.float())
 
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
         """The map from x to x̂, tables (1, C) or (N, C)."""

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from normkit.core.card import Card
-from normkit.core.layout import Layout, Pixels
+from normkit.core.fusion import Pixel
+from normkit.core.layout import Layout, Pixels, dense
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import LayerState
+from normkit.engine.dispatch import decide
 from normkit.engine.normalize import moments as moments_of
-from normkit.engine.special import fused_pixels, needed
+from normkit.engine.special import normalized_pixels
 from normkit.errors import OptionError
 from normkit.layers.base import Normalizer
 from normkit.layers.measured import Refusal
@@ -61,9 +64,6 @@ class PN(Normalizer):
     def cells(self, x: Tensor) -> Layout:
         return Pixels.of(x)
 
-    def layouts(self, x: Tensor) -> tuple[Layout, ...]:
-        return needed(x), self.cells(x)
-
     def coefficients(self, moments: Moments | None) -> Coefficients:
         """The map of each pixel, tables (N, L); the affine map of the channels follows it."""
         assert moments is not None
@@ -73,20 +73,19 @@ class PN(Normalizer):
         return Moments(moments.mean, moments.unbiased(int(self.unbiased)), moments.count)
 
     def normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
-        done = fused_pixels(
-            x,
-            self.weight,
-            self.bias,
-            eps=self.eps,
-            correction=int(self.unbiased),
-            residual=residual,
-            activation=activation,
-        )
-        if done is not None:
-            return done
+        state = self.state()
+        x = dense(x)
+        description = self.description(x, state)
+        path = decide(x, self.cells(x), description)
+        y = normalized_pixels(path, x, description, residual, activation)
+        if y is not None:
+            return y
         if self.weight is None:
-            return super().normalize(x, residual, activation)
-        return self.finish(super().normalize(x, None, "none"), residual, activation)
+            return self.run(path, x, state, None, residual, activation)[0]
+        return self.finish(self.run(path, x, state, None)[0], residual, activation)
+
+    def description(self, x: Tensor, state: LayerState) -> Pixel:
+        return Pixel(self.eps, int(self.unbiased), self.weight, self.bias)
 
     def with_moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(y, mean, std), the moments shaped (N, 1, *spatial), for a moment shortcut."""
@@ -109,5 +108,5 @@ class PN(Normalizer):
     def standardized(self, x: Tensor, table: Moments, *, batch: bool) -> Tensor | Refusal:
         x = x.float()
         found = self._corrected(moments_of(x, Pixels))
-        scale, shift = (t.reshape(len(x), 1, *x.shape[2:]) for t in found.standardizing(self.eps))
-        return torch.addcmul(shift, x, scale)
+        map = found.standardizing(self.eps)
+        return map.each(lambda t: t.reshape(len(x), 1, *x.shape[2:])).of(x)

@@ -1,46 +1,58 @@
-"""Which backend a layer runs on."""
+"""Which code computes a layer, in words."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from normkit.core.layout import Channels, dense
-from normkit.engine.dispatch import reason
-from normkit.engine.special import MOST
+from normkit.engine import dispatch
 from normkit.errors import OptionError
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
-from normkit.layers.weight import WeightNormalizer, fan_in
-from normkit.layers.ws import WS
+from normkit.layers.weight import WeightNormalizer
+
+IN_GRAPHS = {
+    "expression": "an expression",
+    "moments": "expressions, its moments an operator",
+    "split": "an expression, its coefficients an operator",
+    "whole": "one operator",
+}
 
 
-def why(layer: nn.Module, x: Tensor) -> str:
-    """Says which backend would run for an input, and what keeps the other from it.
+def why(layer: nn.Module, x: Tensor, *, compiled: bool = False) -> str:
+    """Says which code would compute an input, and what keeps a faster one from it.
 
-    For ws, wn and cwn x is a weight.
+    ``compiled`` asks for the graph that torch.compile would make. For ws, wn and cwn x is a weight.
 
     >>> import torch, normkit as nk
     >>> nk.why(nk.BN(8), torch.randn(2, 8, 4, 4))
     'bn runs on torch, because the tensor is on cpu.'
+    >>> nk.why(nk.BN(8), torch.randn(2, 8, 4, 4), compiled=True)
+    'bn is an expression, because the tensor is on cpu.'
     """
+    followed = isinstance(layer, NormAct) and layer.fused not in (None, "none")
     if isinstance(layer, NormAct):
         layer = layer.norm
-    if isinstance(layer, WeightNormalizer):
-        layer.check(x)
-        return f"{layer.card.name} runs on {_of_weight(layer, x)}"
-    if not isinstance(layer, Normalizer):
+    if not isinstance(layer, Normalizer | WeightNormalizer):
         raise OptionError(
             f"why expects a layer of normkit, got {type(layer).__name__}. "
             "Try why(model.layer1[0].bn1, x): a layer, not a model, and what it gets."
         )
     layer.check(x)
-    x = dense(x)
-    return f"{layer.card.name} runs on {reason(x, *layer.layouts(x))}"
-
-
-def _of_weight(layer: WeightNormalizer, weight: Tensor) -> str:
-    if not (isinstance(layer, WS) and layer.center and layer.scale and fan_in(weight) > 1):
-        return "torch, because there is no kernel for it."
-    if fan_in(weight) > MOST:
-        return f"torch, because a filter has more than {MOST} weights."
-    return reason(weight, Channels.of(dense(weight)))
+    name = layer.card.name
+    try:
+        if isinstance(layer, WeightNormalizer):
+            path = layer.path(x, compiled=compiled or None)
+        else:
+            path = layer.path(x, compiled=compiled or None, followed=followed)
+    except dispatch.NotServed as refusal:
+        return f"{name} runs on no backend: Triton is asked for, but {refusal.obstacle}."
+    reason = f", because {path.reason}" if path.reason else ""
+    if path.name in IN_GRAPHS:
+        text = f"{name} is {IN_GRAPHS[path.name]}"
+    elif path.name == "torch":
+        text = f"{name} runs on torch"
+    else:
+        forced = " (forced)" if dispatch.forced() == "triton" else ""
+        made = ", fused" if path.name == "fused" else ", coefficients by torch"
+        text = f"{name} runs on triton{forced}{made}"
+    return f"{text}{', its convolution by torch' if path.part else ''}{reason}."

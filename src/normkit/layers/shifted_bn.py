@@ -77,7 +77,8 @@ class ShiftedBN(BatchNormalizer):
 
     def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         statistics, update = self.statistics(moments, state)
-        targeted = statistics.standardizing(self.eps).then(state["target_std"], self.target_mean)
+        targets = state["target_std"], state["target_mean"]
+        targeted = statistics.standardizing(self.eps).then(*targets)
         return MapResult(targeted.then(self.weight, self.bias), update)
 
     def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:

@@ -115,9 +115,8 @@ class SN(BatchNormalizer):
             batch, update = self.batch_part(own, state)
             parts.append(batch)
         mean_share, var_share, kept = self.shares(state)
-        mean = sum(share * part.mean for share, part in zip(mean_share, parts, strict=True))
-        var = sum(share * part.var for share, part in zip(var_share, parts, strict=True))
-        assert isinstance(mean, Tensor) and isinstance(var, Tensor)
+        mean = mixture_of(mean_share, [part.mean for part in parts])
+        var = mixture_of(var_share, [part.var for part in parts])
         if kept:
             update = (update or StateUpdate({})).with_values(kept)
         return Moments(mean, var, 1), update
@@ -185,3 +184,11 @@ class SN(BatchNormalizer):
 
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
         return self.mixed(table, LayerState(batch, self._buffers))[0].standardizing(self.eps)
+
+
+def mixture_of(shares: Tensor, tables: list[Tensor]) -> Tensor:
+    """Σ shares · tables, about the second one: that shares sum to one is then true to the last
+    digit, and what the tables have in common does not hide how they differ."""
+    middle = tables[1]
+    total = middle + shares[0] * (tables[0] - middle)
+    return total if len(tables) == 2 else total + shares[2] * (tables[2] - middle)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.hooks import RemovableHandle
 
-from normkit.engine.dispatch import expression_wanted
+from normkit.engine.dispatch import looked_into
 from normkit.engine.special import standardized_together, wanted_type
 from normkit.layers.ws import WS
 
@@ -42,7 +42,7 @@ class Together:
                 model._forward_hooks_always_called.pop(number, None)
 
     def prepare(self, model: nn.Module, args: Any) -> None:
-        if expression_wanted():
+        if looked_into():
             return
         for (_, _, less, eps, outside), pairs in self._groups().items():
             done = standardized_together([w for w, _ in pairs], less, eps, outside)
@@ -82,5 +82,5 @@ class _Forget:
         self.together = together
 
     def __call__(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not expression_wanted():
+        if not looked_into():
             self.together.forget()

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from normkit.core.card import Card
-from normkit.core.fusion import Condensation, Fusion, Gate
+from normkit.core.fusion import Condensation, Depthwise, Fusion, Gate
+from normkit.core.layout import dense
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import ParameterRole, TrainedBN
+from normkit.engine.dispatch import decide
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
@@ -361,15 +363,14 @@ class UBN(BatchNormalizer):
             self.write(result.update)
             return y
         assert self.weight is not None and self.bias is not None
-        fusion = None if self.exchange is not None else self.fusion(x, state)
-        if fusion is not None:
-            done = normalized_depthwise(x, fusion, self.weight, self.bias, self.cells)
-            if done is not None:
-                self.after_fusion(fusion, state, *done[1:], x)
-                return epilogue(done[0], residual, activation)
-        standardized, result = self.mapped(x, state)
-        self.write(result.update)
-        s = result.gate
+        x = dense(x)
+        both = self.description(x, state)
+        path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
+        if path.name == "fused" and not path.part:
+            y, tables, begin = normalized_depthwise(x, both, self.cells)
+            self.after_fusion(both.norm, state, tables, begin, x)
+            return epilogue(y, residual, activation)
+        standardized, s = self.run(path, x, state, None if both is None else both.norm)
         if s is None or self.reading["gate"] == "before":
             return epilogue(depthwise(standardized, self.weight, self.bias), residual, activation)
         # s is one number a sample and channel, so it passes through the kernel: only the bias
@@ -382,6 +383,13 @@ class UBN(BatchNormalizer):
             residual=residual,
             activation=activation,
         )
+
+    def description(self, x: Tensor, state: LayerState) -> Any:
+        norm = super().description(x, state)
+        if norm is None or not self._convolves:
+            return None
+        assert self.weight is not None
+        return Depthwise(norm, self.weight, self.bias)
 
     # ---------------------------------------------------------------- from a trained batch norm
 

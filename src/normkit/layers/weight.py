@@ -14,6 +14,7 @@ from normkit.core.messages import title
 from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
 from normkit.core.trained import NOT_DECAYED, SCALES, ParameterRole
+from normkit.engine.dispatch import Path, looked_into
 from normkit.errors import DeviceError, DtypeError, NothingToDo, OptionError, ShapeError
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -60,6 +61,11 @@ class WeightNormalizer(Configured):
     def parameter_role(self, name: str) -> ParameterRole:
         """What part a parameter of this module plays for an optimizer."""
         return ParameterRole(SCALES if name == "weight" else NOT_DECAYED)
+
+    def path(self, weight: Tensor, *, compiled: bool | None = None) -> Path:
+        """Which code computes a weight, for ``nk.why``."""
+        name = "expression" if compiled or looked_into() else "torch"
+        return Path(name, "there is no kernel for it")
 
     # ---------------------------------------------------------------- what torch calls
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.messages import title
+from normkit.engine.dispatch import Path, decide_weight
 from normkit.engine.special import standardized_filters, wanted_type
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.weight import WeightNormalizer, centred, constant, energy, fan_in, length
@@ -115,13 +116,21 @@ class WS(WeightNormalizer):
             current = of is weight and version == weight._version
             if current and grad == torch.is_grad_enabled() and value.dtype == wanted_type(weight):
                 return value
-        if self.center and self.scale and not self._skips(weight):
+        if self._has_kernel(weight):
             self.check(weight)
             count = fan_in(weight) - self.unbiased
             done = standardized_filters(weight, count, self.eps, self.eps_outside)
             if done is not None:
                 return done
         return super().forward(weight)
+
+    def _has_kernel(self, weight: Tensor) -> bool:
+        return self.center and self.scale and not self._skips(weight)
+
+    def path(self, weight: Tensor, *, compiled: bool | None = None) -> Path:
+        if not self._has_kernel(weight):
+            return super().path(weight, compiled=compiled)
+        return decide_weight(weight, compiled=compiled)
 
     def normalize(self, weight: Tensor) -> Tensor:
         if self._skips(weight):

@@ -200,19 +200,17 @@ def _coefficients_gradient(ctx: Any, grad: Tensor) -> Any:
     dx = None
     if needs[0]:
         layout = Batch(x) if options[0] else Channels(x)
-        constant, slope = halves(out, sizes.period, layout)
-        dx = plain.moments_gradient(x, constant, slope, layout)
+        constant, slope = cut_tables(out, sizes.period, layout, 2)
+        center = cut_tables(tables, sizes.period, layout, 3)[2]
+        dx = plain.moments_gradient(x, constant, slope, center, layout)
     return dx, *wanted, *(None,) * 5
 
 
-def halves(tables: Tensor, period: Any, layout: Batch | Channels) -> tuple[Tensor, Tensor]:
-    """The first two tables of a tensor, whole: one row, if there is only one, for all samples."""
+def cut_tables(tables: Tensor, period: Any, layout: Batch | Channels, count: int) -> list[Tensor]:
+    """The first tables of a tensor, whole: one row, if there is only one, for all samples."""
     size = layout.rows, layout.columns
-    first, second = tables[:period], tables[period : 2 * period]
-    return (
-        first.view(-1, layout.columns).expand(size),
-        second.view(-1, layout.columns).expand(size),
-    )
+    parts = (tables[i * period : (i + 1) * period] for i in range(count))
+    return [part.view(-1, layout.columns).expand(size) for part in parts]
 
 
 _register("normkit::coefficients", _coefficients_forward, _coefficients_forward_fake)
@@ -250,7 +248,7 @@ def _moments_gradient(ctx: Any, grad: Tensor) -> Any:
     layout = Batch(x) if ctx.whole else Channels(x, ctx.strips)
     grad_mean, grad_var = grad / layout.count
     slope = 2 * grad_var
-    return plain.moments_gradient(x, grad_mean - found[0] * slope, slope, layout), None, None
+    return plain.moments_gradient(x, grad_mean, slope, found[0], layout), None, None
 
 
 _register("normkit::moments", _moments_forward, _moments_forward_fake)

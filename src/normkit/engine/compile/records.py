@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool
+from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool, graph_family
 from normkit.core.layout import Batch, Channels
 
 FAMILIES = ("pool-sample", "pool-batch", "gate", "channel", "mix")
@@ -47,37 +47,19 @@ class Record(NamedTuple):
 
 
 def spread(fusion: Fusion, whole: bool) -> Record | None:
-    """The record of a description. None if there is none:
-
-    a map that depends on what the same batch changes, as batch renormalization's does on the
-    running statistics, cannot be computed again for the backward of a graph.
-    """
-    eps, given = fusion.eps, getattr(fusion, "given", None)
-    weight, bias = fusion.weight, fusion.bias
-    constants: Slots = (None, None) if given is None else given
-    known = int(given is not None)
-    if isinstance(fusion, Pool):
-        if fusion.ramps is not None:
-            return None
-        options = Options(int(whole), fusion.groups)
-        parameters: Slots = weight, bias, None, None, None
-        return Record(parameters, constants, f"pool-{fusion.kind}", list(options), eps)
+    """The record of a description; None if it has no place in a graph."""
+    family = graph_family(fusion)
+    if family is None:
+        return None
+    given = getattr(fusion, "given", None)
+    options = Options(int(whole), getattr(fusion, "groups", 1), int(given is not None))
     if isinstance(fusion, Gate):
-        if fusion.score is not None or fusion.keeps_gates:
-            return None
-        options = Options(int(whole), 1, known, LOOKS_AT.index(fusion.looks_at))
-        parameters = weight, bias, fusion.gate_weight, fusion.gate_bias, fusion.center
-        return Record(parameters, constants, "gate", list(options), eps)
+        options = options._replace(looks_at=LOOKS_AT.index(fusion.looks_at))
     if isinstance(fusion, Mix):
         # the factor depends on the size: as a number it would tie the graph to this one
-        options = Options(int(whole), 1, known, 0, int(fusion.unbias != 1.0))
-        parameters = weight, bias, fusion.mean_weight, fusion.var_weight, None
-        return Record(parameters, constants, "mix", list(options), eps)
-    if fusion.rate is not None:
-        return None
-    options = Options(int(whole), fusion.groups, known)
-    parameters = weight, bias, fusion.group_weight, fusion.group_bias, None
-    return Record(parameters, constants, "channel", list(options), eps)
+        options = options._replace(less=int(fusion.unbias != 1.0))
+    parameters = (*fusion.parameters, None, None, None)[:5]
+    return Record(parameters, given or (None, None), family, list(options), fusion.eps)
 
 
 def gathered(
@@ -130,15 +112,15 @@ def sizes(x: Tensor, family: str, options: list[int]) -> Sizes:
     rows = 1 if whole else samples
     period = rows * channels
     if family == "pool-batch":
-        return Sizes(channels, 2 * channels, 2 * channels + 2 * groups, 4 * channels)
+        return Sizes(channels, 3 * channels, 3 * channels + 2 * groups, 4 * channels)
     if family == "pool-sample":
-        return Sizes(period, 2 * period, 2 * period + 2 * rows * groups, 4 * period)
+        return Sizes(period, 3 * period, 3 * period + 2 * rows * groups, 4 * period)
     if family == "mix":
         gradients = 2 * period + 2 * channels + 6 + 6 * rows
-        return Sizes(period, 4 * period, 4 * period + 2 * channels + 2 * rows, gradients)
+        return Sizes(period, 5 * period, 5 * period + 2 * channels + 2 * rows, gradients)
     parameters = 5 if family == "gate" else 4
-    tables = 4 * period + 4 * channels
-    return Sizes(period, 4 * period, tables, 2 * period + parameters * channels)
+    tables = 5 * period + 4 * channels
+    return Sizes(period, 5 * period, tables, 2 * period + parameters * channels)
 
 
 def written(tables: Tensor, fusion: Fusion, begin: int, channels: int) -> Tensor:

@@ -1,9 +1,9 @@
 """Batch-channel normalization: a batch norm, then a group norm of its output.
 
-With a₁ = γ·ŝ, b₁ = β − μ·a₁ of the batch norm, the group norm sees means m₁ = a₁m + b₁ and
-variances a₁²v. With M and V their pool over a group, r = 1/√(V + ε), and the group's own g and h:
+With a₁ = γ·ŝ of the batch norm, the group norm sees means m₁ = a₁(m − μ) + β and variances a₁²v.
+With M and V their pool over a group, r = 1/√(V + ε), and the group's own g and h:
 
-    a = a₁·A,   b = (b₁ − M)·A + h        where A = r·g
+    a = a₁·A,   b = (β − M)·A + h,   c = μ        where A = r·g
 """
 
 from __future__ import annotations
@@ -23,17 +23,13 @@ from normkit.engine.triton import passes, stages
 from normkit.engine.triton.launch import Launch
 
 
-def parameters(fusion: Channel) -> tuple[Tensor | None, ...]:
-    return fusion.weight, fusion.bias, fusion.group_weight, fusion.group_bias
-
-
 def coefficients(
     x: Tensor, parts: passes.Parts, fusion: Channel, layout: ChannelLayout
 ) -> FamilyTables:
     if parts.splits > FEW:
         parts = passes.merged(x, parts, layout, sums=True)
     channels, rows = x.shape[1], layout.rows
-    tables = passes.table(x, 4 * rows * channels + 4 * channels)
+    tables = passes.table(x, 5 * rows * channels + 4 * channels)
     memory, given = fusion.memory, fusion.given
     if given is None and memory is not None:
         given = memory.mean, memory.second
@@ -51,12 +47,12 @@ def coefficients(
         start(
             parts.tables,
             tables,
-            *parameters(fusion),
+            *fusion.parameters,
             *((None, None) if given is None else given),
             *((None,) * 3 if memory is None else memory[2:5]),
             fusion.rate,
         )
-    return FamilyTables(tables, rows * channels, 4 * rows * channels, None)
+    return FamilyTables(tables, rows * channels, 5 * rows * channels, None)
 
 
 @lru_cache(maxsize=4096)
@@ -126,7 +122,7 @@ def expression(
     first = statistics.standardizing(fusion.eps).then(weight, bias)
     wide = channels // fusion.groups
     pooled = moments.after(first).pooled(channels=wide).standardizing(fusion.eps)
-    second = Coefficients(*(spread(t, samples=rows, groups_of=wide) for t in pooled))
+    second = pooled.each(lambda table: spread(table, samples=rows, groups_of=wide))
     if own[0] is not None and own[1] is not None:
         repeats = channels // own[0].shape[0]
         second = second.then(*(t.repeat_interleave(repeats) for t in own if t is not None))
@@ -148,10 +144,10 @@ def own_affine(table, channel, inside, D: tl.constexpr, OWN: tl.constexpr, other
 
 @triton.jit
 def group_norm(
-    m, var, a1, b1, mask, eps, D: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr
+    apart, var, a1, beta, mask, eps, D: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Of the batch norm's output: M, r and the means' distance from M."""
-    first = tl.where(mask, a1 * m + b1, 0.0)
+    """Of the batch norm's output, from m − μ: M, r and the means' distance from M."""
+    first = tl.where(mask, a1 * apart + beta, 0.0)
     middle = stages.group_sum(first, GROUPS, WIDE) / D
     apart = tl.where(mask, first - middle, 0.0)
     inner = tl.where(mask, a1 * a1 * var + apart * apart, 0.0)
@@ -160,14 +156,14 @@ def group_norm(
 
 @triton.jit
 def group_norm_gradient(
-    da, db, m, var, a1, b1, g, mask, eps,
+    da, db, apart, var, a1, beta, g, mask, eps,
     D: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """r, and the gradients of A, of each a₁²v and of each m₁, from those of a and b."""
-    middle, r, apart = group_norm(m, var, a1, b1, mask, eps, D, GROUPS, WIDE)
-    dlarge = tl.where(mask, da * a1 + db * (b1 - middle), 0.0)
+    middle, r, distance = group_norm(apart, var, a1, beta, mask, eps, D, GROUPS, WIDE)
+    dlarge = tl.where(mask, da * a1 + db * (beta - middle), 0.0)
     dinner = -0.5 * r * r * r * stages.group_sum(dlarge * g, GROUPS, WIDE) / D
-    dfirst = 2.0 * dinner * apart - stages.group_sum(db * r * g, GROUPS, WIDE) / D
+    dfirst = 2.0 * dinner * distance - stages.group_sum(db * r * g, GROUPS, WIDE) / D
     return r, dlarge, dinner, dfirst
 
 
@@ -180,12 +176,12 @@ def channel_map_kernel(
     REMEMBER: tl.constexpr, MAP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
     GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Makes one tensor: the map (2, N, C), the moments (2, N, C), the statistics (4, C) of the
+    """Makes one tensor: the map (3, N, C), the moments (2, N, C), the statistics (4, C) of the
     batch and those used. With MICRO the statistics to remember are about the old mean and enter at
     a rate that is read; they come before the map, which is another launch (MAP)."""
     channel, inside = stages.own_channels(groups, D, GROUPS, WIDE)
     size = rows * C
-    map, tables, statistics = made, made + 2 * size, made + 4 * size
+    map, tables, statistics = made, made + 3 * size, made + 5 * size
     own = channel[None, :]
     known = inside[None, :]
     if MICRO and MAP:  # the first launch has pooled
@@ -207,10 +203,10 @@ def channel_map_kernel(
         tl.store(statistics + 2 * C + own, middle, mask=known)
         tl.store(statistics + 3 * C + own, var, mask=known)
         a1 = 1.0 / tl.sqrt(var + eps)
-        b1 = -middle * a1
+        beta = middle * 0.0
         if AFFINE:
-            gamma = stages.of_channel(weight, channel, inside, 0.0)
-            a1, b1 = a1 * gamma, b1 * gamma + stages.of_channel(bias, channel, inside, 0.0)
+            a1 = a1 * stages.of_channel(weight, channel, inside, 0.0)
+            beta = stages.of_channel(bias, channel, inside, 0.0)
         g = own_affine(group_weight, channel, inside, D, OWN, 1.0)
         h = own_affine(group_bias, channel, inside, D, OWN, 0.0)
         for start in range(0, rows, ROWS):
@@ -219,9 +215,10 @@ def channel_map_kernel(
             at = row[:, None] * C + own
             m = tl.load(tables + at, mask=mask, other=0.0)
             v = tl.load(tables + size + at, mask=mask, other=0.0)
-            centre, r, _ = group_norm(m, v, a1, b1, mask, eps, D, GROUPS, WIDE)
+            center, r, _ = group_norm(m - middle, v, a1, beta, mask, eps, D, GROUPS, WIDE)
             tl.store(map + at, a1 * r * g, mask=mask)
-            tl.store(map + size + at, (b1 - centre) * r * g + h, mask=mask)
+            tl.store(map + size + at, (beta - center) * r * g + h, mask=mask)
+            tl.store(map + 2 * size + at, middle + m * 0.0, mask=mask)
     if REMEMBER:
         new = momentum
         if MICRO:
@@ -243,17 +240,16 @@ def channel_gradient_kernel(
     group_bias; the last two per channel, or in the first column of each group."""
     channel, inside = stages.own_channels(groups, D, GROUPS, WIDE)
     size = rows * C
-    tables, statistics = made + 2 * size, made + 4 * size
+    tables, statistics = made + 3 * size, made + 5 * size
     extra, grads = out, out + 2 * size
     own = channel[None, :]
     known = inside[None, :]
     middle = stages.of_channel(statistics + 2 * C, channel, inside, 0.0)
     scale = 1.0 / tl.sqrt(stages.of_channel(statistics + 3 * C, channel, inside, 1.0) + eps)
-    gamma = scale * 0.0 + 1.0
-    b1 = -middle * scale
+    gamma, beta = scale * 0.0 + 1.0, scale * 0.0
     if AFFINE:
         gamma = stages.of_channel(weight, channel, inside, 0.0)
-        b1 = b1 * gamma + stages.of_channel(bias, channel, inside, 0.0)
+        beta = stages.of_channel(bias, channel, inside, 0.0)
     a1 = scale * gamma
     g = own_affine(group_weight, channel, inside, D, OWN, 1.0)
     zero = tl.zeros((ROWS, GROUPS * WIDE), tl.float32)
@@ -262,16 +258,15 @@ def channel_gradient_kernel(
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & known
         at = row[:, None] * C + own
-        m = tl.load(tables + at, mask=mask, other=0.0)
+        apart = tl.load(tables + at, mask=mask, other=0.0) - middle
         v = tl.load(tables + size + at, mask=mask, other=0.0)
         da, db = stages.summed(parts, at, mask, size, splits)
         r, dlarge, dinner, dfirst = group_norm_gradient(
-            da, db, m, v, a1, b1, g, mask, eps, D, GROUPS, WIDE
+            da, db, apart, v, a1, beta, g, mask, eps, D, GROUPS, WIDE
         )
-        da1 = da * r * g + 2.0 * a1 * v * dinner + dfirst * m
-        db1 = db * r * g + dfirst
-        by_scale += tl.where(mask, da1 - middle * db1, 0.0)
-        by_shift += tl.where(mask, db1, 0.0)
+        da1 = da * r * g + 2.0 * a1 * v * dinner + dfirst * apart
+        by_scale += tl.where(mask, da1, 0.0)
+        by_shift += tl.where(mask, db * r * g + dfirst, 0.0)
         by_own += dlarge * r
         by_bias += db
     dscale = tl.sum(by_scale, 0)[None, :]
@@ -297,13 +292,13 @@ def channel_gradient_kernel(
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & known
         at = row[:, None] * C + own
-        m = tl.load(tables + at, mask=mask, other=0.0)
+        apart = tl.load(tables + at, mask=mask, other=0.0) - middle
         v = tl.load(tables + size + at, mask=mask, other=0.0)
         da, db = stages.summed(parts, at, mask, size, splits)
         _, _, dinner, dfirst = group_norm_gradient(
-            da, db, m, v, a1, b1, g, mask, eps, D, GROUPS, WIDE
+            da, db, apart, v, a1, beta, g, mask, eps, D, GROUPS, WIDE
         )
-        dm = a1 * dfirst + 2.0 * dvar * (m - middle) + dmiddle
+        dm = a1 * dfirst + 2.0 * dvar * apart + dmiddle
         slope = 2.0 * (a1 * a1 * dinner + dvar) / positions
-        tl.store(extra + at, dm / positions - m * slope, mask=mask)
+        tl.store(extra + at, dm / positions - apart * slope, mask=mask)
         tl.store(extra + size + at, slope, mask=mask)

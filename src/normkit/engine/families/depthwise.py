@@ -1,10 +1,11 @@
 """bnet and ubn as a whole: statistics, gate and a depthwise 3 × 3 convolution without tensors in
 between. Three launches forward, three backward, and two small sums for the kernel's gradient.
 
-With z = a·x + b inside the map and 0 around it, k the kernel, and s the gate (or 1):
+With z = a·(x − c) + b inside the map and 0 around it, k the kernel, and s the gate (or 1):
 
     y[p] = Σ_t k[t]·z[p + t] + s·bias
-    g[q] = Σ_t k[t]·dy[q − t]        dk[t] = Σ_q z[q]·dy[q − t]        dx = a·g + constant + slope·x
+    g[q] = Σ_t k[t]·dy[q − t]        dk[t] = Σ_q z[q]·dy[q − t]
+    dx = a·g + constant + slope·(x − c)
 
 Neither z nor g is ever stored. A program owns COLUMNS × CHANNELS of one sample and slides down the
 rows: each row is read once (three times, shifted, but then from the cache), and what it gives to
@@ -23,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normkit.core.fusion import Fusion, kept_dense, lie_dense
+from normkit.core.fusion import Depthwise, Fusion
 from normkit.core.moments import Moments
 from normkit.engine import plain
 from normkit.engine.epilogue import AffineMap
@@ -38,22 +39,14 @@ ELEMENTS = 512  # of a tile: four a thread, for the accumulators fill the regist
 WARPS = 4
 
 
-def serves(x: Tensor, kernel: Tensor) -> bool:
-    """Whether these kernels can do it: maps of two axes, 3 × 3, samples below 2³¹ values."""
-    return x.dim() == 4 and kernel.shape[2:] == (3, 3) and x[0].numel() < 2**31
-
-
 def fused_depthwise(
-    x: Tensor, fusion: Fusion, kernel: Tensor, bias: Tensor | None, layout: ChannelLayout
-) -> tuple[Tensor, Tensor, int] | None:
-    """Σ_t kernel[t]·z[p + t] + s·bias, z the map of the fusion and s its gates, or 1; and the
-    tables that were made, with where in them the statistics of the batch begin. None if its
-    tensors have gaps."""
-    family = FAMILIES[type(fusion)]
-    parameters = family.parameters(fusion)
-    if not (lie_dense(kernel, bias, *parameters) and kept_dense(fusion)):
-        return None
-    return _FusedDepthwise.apply(x, kernel, bias, fusion, layout, family, *parameters)
+    x: Tensor, description: Depthwise, layout: ChannelLayout
+) -> tuple[Tensor, Tensor, int]:
+    """Σ_t kernel[t]·z[p + t] + s·bias, z the map of the norm and s its gates, or 1; and the tables
+    that were made, with where in them the statistics of the batch begin."""
+    norm, kernel, bias = description
+    family = FAMILIES[type(norm)]
+    return _FusedDepthwise.apply(x, kernel, bias, norm, layout, family, *norm.parameters)
 
 
 class _FusedDepthwise(torch.autograd.Function):
@@ -129,8 +122,9 @@ def _again(
     fusion, layout, family, _ = ctx.given
     moments = Moments(*plain.moments(x, layout), layout.count)
     map, gates = family.expression(fusion, moments, tuple(parameters), tables)
-    scale, shift = (t.expand(layout.rows, layout.columns) for t in map)
-    z = plain.affine(x, AffineMap(scale, shift, None, "none"), layout)
+    z = plain.affine(
+        x, AffineMap(*map.each(lambda t: t.expand(layout.rows, layout.columns))), layout
+    )
     y = F.conv2d(z, kernel.to(z.dtype), padding=1, groups=x.shape[1])
     if bias is not None:
         kept = gates is not None and getattr(fusion, "keeps_gates", False)
@@ -229,10 +223,10 @@ def _store(t, value, row, column, channel, known, first, last, H, W, C, LAST: tl
 
 
 @triton.jit
-def _mapped(value, a, b, row, column, first, last, W):
+def _mapped(value, a, b, c, row, column, first, last, W):
     """z: the map, but 0 where there is no value to map."""
     there = _there(row, column, first, last, W)
-    return tl.where(there[:, None], value.to(tl.float32) * a + b, 0.0)
+    return tl.where(there[:, None], (value.to(tl.float32) - c) * a + b, 0.0)
 
 
 @triton.jit
@@ -271,6 +265,7 @@ def depthwise_kernel(
     entry = (sample * C + channel) % period
     a = tl.load(map + entry, mask=known, other=0.0)[None, :]
     b = tl.load(map + period + entry, mask=known, other=0.0)[None, :]
+    c = tl.load(map + 2 * period + entry, mask=known, other=0.0)[None, :]
     start = sample.to(tl.int64) * C * H * W
     x += start
     y += start
@@ -289,9 +284,9 @@ def depthwise_kernel(
         next_left = _row(x, row + 1, column - 1, channel, known, 0, H, H, W, C, LAST)
         next_middle = _row(x, row + 1, column, channel, known, 0, H, H, W, C, LAST)
         next_right = _row(x, row + 1, column + 1, channel, known, 0, H, H, W, C, LAST)
-        lz = _mapped(left, a, b, row, column - 1, 0, H, W)
-        mz = _mapped(middle, a, b, row, column, 0, H, W)
-        rz = _mapped(right, a, b, row, column + 1, 0, H, W)
+        lz = _mapped(left, a, b, c, row, column - 1, 0, H, W)
+        mz = _mapped(middle, a, b, c, row, column, 0, H, W)
+        rz = _mapped(right, a, b, c, row, column + 1, 0, H, W)
         out = above + k6 * lz + k7 * mz + k8 * rz + shift
         _store(y, out, row - 1, column, channel, known, first, last, H, W, C, LAST)
         above = here + k3 * lz + k4 * mz + k5 * rz
@@ -304,8 +299,8 @@ def depthwise_sums_kernel(
     dy, x, map, weight, parts, taps, H, W, C, period, high, wide,
     LAST: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Σ g·x and Σ g into parts (2, splits, N, C); dk and Σ dy into taps (10, splits, N, C): one
-    read of dy and x."""
+    """Σ g·(x − c) and Σ g into parts (2, splits, N, C); dk and Σ dy into taps (10, splits, N, C):
+    one read of dy and x."""
     split, sample = tl.program_id(0), tl.program_id(2)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < C
@@ -315,6 +310,7 @@ def depthwise_sums_kernel(
     entry = (sample * C + channel) % period
     a = tl.load(map + entry, mask=known, other=0.0)[None, :]
     b = tl.load(map + period + entry, mask=known, other=0.0)[None, :]
+    c = tl.load(map + 2 * period + entry, mask=known, other=0.0)[None, :]
     start = sample.to(tl.int64) * C * H * W
     x += start
     dy += start
@@ -337,19 +333,19 @@ def depthwise_sums_kernel(
         # the kernel turned around: tap t sees dy at q − t
         inside = _there(row - 1, column, first, last, W)
         g = tl.where(inside[:, None], above + k2 * lt + k1 * mt + k0 * rt, 0.0)  # of the row above
-        da += g * x0.to(tl.float32)
+        da += g * (x0.to(tl.float32) - c)
         db += g
         above = here + k5 * lt + k4 * mt + k3 * rt
         here = k8 * lt + k7 * mt + k6 * rt
-        z = _mapped(x0, a, b, row - 1, column, first, last, W)
+        z = _mapped(x0, a, b, c, row - 1, column, first, last, W)
         d0 += z * rt
         d1 += z * mt
         d2 += z * lt
-        z = _mapped(x1, a, b, row, column, first, last, W)
+        z = _mapped(x1, a, b, c, row, column, first, last, W)
         d3 += z * rt
         d4 += z * mt
         d5 += z * lt
-        z = _mapped(x2, a, b, row + 1, column, first, last, W)
+        z = _mapped(x2, a, b, c, row + 1, column, first, last, W)
         d6 += z * rt
         d7 += z * mt
         d8 += z * lt
@@ -386,6 +382,7 @@ def depthwise_gradient_kernel(
     last = tl.minimum(first + high, H)
     entry = (sample * C + channel) % period
     a = tl.load(map + entry, mask=known, other=0.0)[None, :]
+    c = tl.load(map + 2 * period + entry, mask=known, other=0.0)[None, :]
     constant = tl.load(extra + entry, mask=known, other=0.0)[None, :]
     slope = tl.load(extra + period + entry, mask=known, other=0.0)[None, :]
     start = sample.to(tl.int64) * C * H * W
@@ -406,7 +403,7 @@ def depthwise_gradient_kernel(
         next_value = _row(x, row, column, channel, known, first, last, H, W, C, LAST)
         lt, mt, rt = left.to(tl.float32), middle.to(tl.float32), right.to(tl.float32)
         g = above + k2 * lt + k1 * mt + k0 * rt  # of the row above
-        out = g * a + constant + value.to(tl.float32) * slope
+        out = g * a + constant + (value.to(tl.float32) - c) * slope
         _store(dx, out, row - 1, column, channel, known, first, last, H, W, C, LAST)
         above = here + k5 * lt + k4 * mt + k3 * rt
         here = k8 * lt + k7 * mt + k6 * rt

@@ -16,7 +16,7 @@ ChannelLayout = Batch | Channels
 class FamilyTables(NamedTuple):
     """What one launch makes of the moments."""
 
-    tables: Tensor  # begins with the map: scale and shift, ``period`` entries each
+    tables: Tensor  # begins with the map: scale, shift, center, ``period`` entries each
     period: int
     statistics: int  # where mean and second of the batch begin
     gates: Tensor | None
@@ -24,9 +24,6 @@ class FamilyTables(NamedTuple):
 
 class Family(Protocol):
     """A module with these functions; ``fusion`` is the description of its kind."""
-
-    def parameters(self, fusion: Any) -> tuple[Tensor | None, ...]:
-        """The tensors that get a gradient."""
 
     def coefficients(
         self, x: Tensor, parts: Parts, fusion: Any, layout: ChannelLayout

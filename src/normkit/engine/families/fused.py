@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool, kept_dense, lie_dense
+from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool
 from normkit.core.moments import Moments
 from normkit.engine import plain
 from normkit.engine.epilogue import AffineMap
@@ -29,15 +29,12 @@ FAMILIES: dict[type, Family] = {
 
 def fused(
     x: Tensor, fusion: Fusion, residual: Tensor | None, act: str, layout: ChannelLayout
-) -> tuple[Tensor, Tensor, int, Tensor | None] | None:
+) -> tuple[Tensor, Tensor, int, Tensor | None]:
     """The layer's output; the tables that were made and where in them the statistics of the batch
-    begin, which carry no gradient; and the gates if they are kept. None if its tensors have gaps.
+    begin, which carry no gradient; and the gates if they are kept.
     """
     family = FAMILIES[type(fusion)]
-    parameters = family.parameters(fusion)
-    if not (lie_dense(*parameters) and kept_dense(fusion)):
-        return None
-    return _Fused.apply(x, residual, fusion, act, layout, family, *parameters)
+    return _Fused.apply(x, residual, fusion, act, layout, family, *fusion.parameters)
 
 
 class _Fused(torch.autograd.Function):
@@ -95,8 +92,8 @@ def _again(
     moments = Moments(*plain.moments(x, layout), layout.count)
     map, gates = family.expression(fusion, moments, tuple(parameters), tables)
     size = (layout.rows, layout.columns)
-    scale, shift = (t.expand(size) for t in map)
-    y = plain.affine(x, AffineMap(scale, shift, residual, act), layout)
+    scale, shift, center = map.each(lambda t: t.expand(size))
+    y = plain.affine(x, AffineMap(scale, shift, center, residual, act), layout)
     needs = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], *ctx.needs_input_grad[6:]]
     inputs = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
     outputs, outer = [y], [grad]

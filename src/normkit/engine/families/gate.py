@@ -3,7 +3,7 @@
 With m the mean of a sample, μ and σ of the pool of x' = x + w_c·m, ŝ = 1/√(σ² + ε):
 
     s = sigmoid(w_v·p + w_b),   p = ŝ(m' − μ) or m        k = γ·s·ŝ
-    a = k,   b = k·(w_c·m − μ) + β
+    a = k,   b = β,   c = μ − w_c·m
 
 The statistics are those of the batch, given ones, or either as the score says (SOURCE 0, 1, 2).
 """
@@ -30,10 +30,6 @@ FEW = 16  # parts of a cell: a kernel that goes through samples may merge so man
 COLUMNS = 8
 
 
-def parameters(fusion: Gate) -> tuple[Tensor | None, ...]:
-    return fusion.weight, fusion.bias, fusion.gate_weight, fusion.gate_bias, fusion.center
-
-
 def coefficients(
     x: Tensor, parts: passes.Parts, fusion: Gate, layout: ChannelLayout
 ) -> FamilyTables:
@@ -46,7 +42,7 @@ def coefficients(
     if given is None and memory is not None:
         given = memory.mean, memory.second
     size = rows * channels
-    tables = passes.table(x, (5 if fusion.keeps_gates else 4) * size + 4 * channels + 1)
+    tables = passes.table(x, (6 if fusion.keeps_gates else 5) * size + 4 * channels + 1)
     start = _map(
         (rows, channels, layout.count, parts.splits, parts.span),
         (fusion.eps, fusion.tau),
@@ -67,8 +63,8 @@ def coefficients(
     )
     gates = None
     if fusion.keeps_gates:
-        gates = tables.as_strided((rows, channels), (channels, 1), 4 * size + 4 * channels)
-    return FamilyTables(tables, size, 4 * size, gates)
+        gates = tables.as_strided((rows, channels), (channels, 1), 5 * size + 4 * channels)
+    return FamilyTables(tables, size, 5 * size, gates)
 
 
 @lru_cache(maxsize=4096)
@@ -139,7 +135,7 @@ def expression(
     statistics = calibrated.pooled(samples=None)
     if fusion.given is not None:
         rows, channels = moments.mean.shape
-        begin = 4 * rows * channels + 2 * channels
+        begin = 5 * rows * channels + 2 * channels
         used = tables[begin : begin + 2 * channels].view(2, 1, channels)
         batch = tables[-1] > 0 if fusion.score is not None else torch.zeros_like(tables[-1]) > 0
         mean, var = (
@@ -183,12 +179,12 @@ def gate_map_kernel(
     SOURCE: tl.constexpr, CENTER: tl.constexpr, GATE: tl.constexpr, AFFINE: tl.constexpr,
     KEEP: tl.constexpr, REMEMBER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Makes one tensor: the map (2, N, C), the moments (2, N, C), the statistics (4, C) of the
+    """Makes one tensor: the map (3, N, C), the moments (2, N, C), the statistics (4, C) of the
     batch and those used, the gates (N, C) if kept, and 1 or 0: whether the batch was used. Updates
     the running statistics, if they are to be remembered."""
     channel, inside = stages.own_channels(C, 1, COLS, 1)
     size = rows * C
-    map, tables, statistics, gates = made, made + 2 * size, made + 4 * size, made + 4 * size + 4 * C
+    map, tables, statistics, gates = made, made + 3 * size, made + 5 * size, made + 5 * size + 4 * C
     chosen = gates + size * KEEP
     middle, var = stages.pool_samples(
         parts, tables, center, channel, inside, rows, C, positions, splits, span, CENTER, ROWS
@@ -219,11 +215,12 @@ def gate_map_kernel(
         a = s * scale
         if AFFINE:
             a = a * stages.of_channel(weight, channel, inside, 0.0)
-        b = a * (w * m - middle)
+        b = m * 0.0
         if AFFINE:
             b += stages.of_channel(bias, channel, inside, 0.0)
         tl.store(map + at, a, mask=mask)
         tl.store(map + size + at, b, mask=mask)
+        tl.store(map + 2 * size + at, middle - w * m, mask=mask)
         if KEEP:
             tl.store(gates + at, s, mask=mask)
     if REMEMBER:
@@ -240,11 +237,12 @@ def gate_gradient_kernel(
     SOURCE: tl.constexpr, CENTER: tl.constexpr, GATE: tl.constexpr, AFFINE: tl.constexpr,
     KEEP: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """From the parts of Σ g·x and Σ g, and the gradients of the gates if GATED: constant and slope
-    of dx (2, N, C), and gradients (5, C) of weight, bias, gate_weight, gate_bias, center_weight."""
+    """From the parts of Σ g·(x − c) and Σ g, and the gradients of the gates if GATED: constant and
+    slope of dx (2, N, C), and gradients (5, C) of weight, bias, gate_weight, gate_bias and
+    center_weight."""
     channel, inside = stages.own_channels(C, 1, COLS, 1)
     size = rows * C
-    tables, statistics = made + 2 * size, made + 4 * size
+    tables, statistics = made + 3 * size, made + 5 * size
     extra, grads = out, out + 2 * size
     own = channel[None, :]
     known = inside[None, :]
@@ -267,13 +265,12 @@ def gate_gradient_kernel(
         m = tl.load(tables + at, mask=mask, other=0.0)
         da, db = stages.summed(parts, at, mask, size, splits)
         s, p = gate_of(m, middle, scale, 1.0 + w, gate_weight, gate_bias, channel, inside, GATE)
-        dk = da + (w * m - middle) * db
-        ds = dk * gamma * scale
+        ds = da * gamma * scale
         if GATED:
             ds += tl.load(dgates + at, mask=mask, other=0.0)
         dz = tl.where(mask, ds * s * (1.0 - s), 0.0)
         by_bias += db
-        by_weight += dk * s
+        by_weight += da * s
         by_middle += gamma * s * scale * db
         by_z += dz
         if CENTER:
@@ -308,11 +305,12 @@ def gate_gradient_kernel(
         m = tl.load(tables + at, mask=mask, other=0.0)
         da, db = stages.summed(parts, at, mask, size, splits)
         s, p = gate_of(m, middle, scale, 1.0 + w, gate_weight, gate_bias, channel, inside, GATE)
-        ds = (da + (w * m - middle) * db) * gamma * scale
+        ds = da * gamma * scale
         if GATED:
             ds += tl.load(dgates + at, mask=mask, other=0.0)
         dp = ds * s * (1.0 - s) * v
-        inner = 2.0 * dvar * (m * (1.0 + w) - middle) + dmiddle  # gradient of m' = (1 + w)·m
+        apart = m * (1.0 + w) - middle  # also m − c
+        inner = 2.0 * dvar * apart + dmiddle  # gradient of m' = (1 + w)·m
         if GATE == 1:
             inner += dp * scale
         added = gamma * s * scale * db  # of what is added to x
@@ -322,6 +320,6 @@ def gate_gradient_kernel(
         if CENTER:
             by_center += tl.where(mask, (m - about) * (inner + added), 0.0)
         slope = 2.0 * dvar / positions + m * 0.0
-        tl.store(extra + at, dm / positions - m * slope, mask=mask)
+        tl.store(extra + at, dm / positions - apart * slope, mask=mask)
         tl.store(extra + size + at, slope, mask=mask)
     tl.store(grads + 4 * C + own, tl.sum(by_center, 0)[None, :], mask=known)

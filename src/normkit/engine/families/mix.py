@@ -3,19 +3,21 @@
 With m, v the moments of a sample and channel, M, V their pool over the channels of a sample, μ, s
 that over the samples, and shares p and q that are softmaxes of learned weights:
 
-    mean = p₀m + p₁M + p₂μ,   var = q₀v + q₁V + q₂s,   r = 1/√(var + ε),   a = γr,   b = β − mean·a
+    mean = p₀m + p₁M + p₂μ,   var = q₀v + q₁V + q₂s,   r = 1/√(var + ε)
+    a = γr,   b = β,   c = mean
 
 A sample's pool needs all channels, a channel's all samples: first kernels that own samples, then
-kernels that own channels. One tensor holds what is made: the map (2, N, C), the moments (2, N, C),
+kernels that own channels. One tensor holds what is made: the map (3, N, C), the moments (2, N, C),
 μ and s (2, C), M and V (2, N).
 
-Backward, from the sums da = Σ g·x and db = Σ g of each cell.
+Backward, from the sums da = Σ g·(x − mean) and db = Σ g of each cell,
 
-    U = −γr·db is the gradient of mean,   W = −½γr³·(da − mean·db) that of var
+    U = −γr·db is the gradient of mean,   W = −½γr³·da that of var
     dv = q₀W + q₁ΣcW/C + q₂ΣnW/N
     dm = p₀U + p₁ΣcU/C + p₂ΣnU/N + 2q₁(m − M)·ΣcW/C + 2q₂(m − μ)·ΣnW/N
 
-and each share's gradient is ΣU or ΣW times what it is the share of.
+and each share's gradient is ΣU or ΣW times what it is the share of, less M or V: what all shares
+have in common does not change a softmax, but its digits would hide the rest.
 """
 
 from __future__ import annotations
@@ -39,10 +41,6 @@ WIDTH = 1024  # channels of a sample at once
 HIGH = 128  # samples of a channel at once
 
 
-def parameters(fusion: Mix) -> tuple[Tensor | None, ...]:
-    return fusion.weight, fusion.bias, fusion.mean_weight, fusion.var_weight
-
-
 def coefficients(
     x: Tensor, parts: passes.Parts, fusion: Mix, layout: ChannelLayout
 ) -> FamilyTables:
@@ -50,7 +48,7 @@ def coefficients(
         parts = passes.merged(x, parts, layout, sums=True)
     channels, rows = x.shape[1], layout.rows
     memory, given = fusion.memory, fusion.given
-    tables = passes.table(x, (4 * channels + 2) * rows + 2 * channels)
+    tables = passes.table(x, (5 * channels + 2) * rows + 2 * channels)
     samples, map = _map(
         (rows, channels, layout.count, parts.splits, parts.span),
         (fusion.unbias, fusion.eps),
@@ -62,11 +60,11 @@ def coefficients(
         given = memory.mean, memory.second
     map(
         tables,
-        *parameters(fusion),
+        *fusion.parameters,
         *((None, None) if given is None else given),
         *((None,) * 3 if memory is None else memory[2:5]),
     )
-    return FamilyTables(tables, rows * channels, 4 * rows * channels, None)
+    return FamilyTables(tables, rows * channels, 5 * rows * channels, None)
 
 
 @lru_cache(maxsize=4096)
@@ -143,7 +141,7 @@ def expression(
     own = Moments(moments.mean, moments.var * fusion.unbias, moments.count)
     statistics = [own, own.pooled(channels=channels), own.pooled(samples=None)]
     if fusion.given is not None:
-        begin = 4 * rows * channels
+        begin = 5 * rows * channels
         mean, var = tables[begin : begin + 2 * channels].view(2, 1, channels)
         statistics[2] = Moments(mean, var, 1)
     # two shares, if there is no batch part
@@ -176,19 +174,21 @@ def shares(logits, PARTS: tl.constexpr):
 
 @triton.jit
 def mixed(logits, own, of_sample, of_batch, PARTS: tl.constexpr):
-    p0, p1, p2 = shares(logits, PARTS)
-    found = p0 * own + p1 * of_sample
+    """About the sample's part: that shares sum to one is then true to the last digit."""
+    p0, _, p2 = shares(logits, PARTS)
+    total = of_sample + p0 * (own - of_sample)
     if PARTS == 3:
-        found += p2 * of_batch
-    return found
+        total += p2 * (of_batch - of_sample)
+    return total
 
 
 @triton.jit
 def mix_samples_kernel(parts, made, rows, C, positions, splits, span, unbias, WIDTH: tl.constexpr):
     """Moments of every channel of one sample, and their pool."""
     sample, size = tl.program_id(0), rows * C
-    tables = made + 2 * size
-    pools = made + 4 * size + 2 * C
+    tables = made + 3 * size
+    pools = made + 5 * size + 2 * C
+    near = tl.load(parts + sample * C)
     total = tl.zeros((WIDTH,), tl.float32)
     for start in range(0, C, WIDTH):
         channel = start + tl.arange(0, WIDTH)
@@ -197,9 +197,9 @@ def mix_samples_kernel(parts, made, rows, C, positions, splits, span, unbias, WI
         mean, var = stages.merged_moments(parts, at, mask, size, positions, splits, span)
         tl.store(tables + at, mean, mask=mask)
         tl.store(tables + size + at, var * unbias, mask=mask)
-        total += mean
+        total += tl.where(mask, mean - near, 0.0)
     tl.debug_barrier()  # the tables are read again by other threads
-    middle = tl.sum(total, 0) / C
+    middle = near + tl.sum(total, 0) / C
     total = tl.zeros((WIDTH,), tl.float32)
     for start in range(0, C, WIDTH):
         channel = start + tl.arange(0, WIDTH)
@@ -215,13 +215,14 @@ def mix_samples_kernel(parts, made, rows, C, positions, splits, span, unbias, WI
 @triton.jit
 def pooled(tables, channel, inside, rows, C, ROWS: tl.constexpr):
     """The pool of all samples of tables (2, N, C), (1, COLS)."""
+    near = stages.of_channel(tables, channel, inside, 0.0)
     total = tl.zeros((ROWS, channel.shape[0]), tl.float32)
     for start in range(0, rows, ROWS):
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & inside[None, :]
         at = row[:, None] * C + channel[None, :]
-        total += tl.load(tables + at, mask=mask, other=0.0)
-    middle = tl.sum(total, 0)[None, :] / rows
+        total += tl.where(mask, tl.load(tables + at, mask=mask, other=0.0) - near, 0.0)
+    middle = near + tl.sum(total, 0)[None, :] / rows
     total = tl.zeros((ROWS, channel.shape[0]), tl.float32)
     for start in range(0, rows, ROWS):
         row = start + tl.arange(0, ROWS)
@@ -243,7 +244,7 @@ def mix_map_kernel(
     """The batch's pool, or what is given in its place, and the map; remembers the former."""
     channel, inside = stages.own_channels(C, 1, COLS, 1)
     size = rows * C
-    tables, statistics = made + 2 * size, made + 4 * size
+    tables, statistics = made + 3 * size, made + 5 * size
     pools = statistics + 2 * C
     own, known = channel[None, :], inside[None, :]
     middle, spread = tl.zeros((1, COLS), tl.float32), tl.zeros((1, COLS), tl.float32)
@@ -268,11 +269,12 @@ def mix_map_kernel(
         a = 1.0 / tl.sqrt(var + eps)
         if AFFINE:
             a = a * stages.of_channel(weight, channel, inside, 0.0)
-        b = -mean * a
+        b = mean * 0.0
         if AFFINE:
             b += stages.of_channel(bias, channel, inside, 0.0)
         tl.store(made + at, a, mask=mask)
         tl.store(made + size + at, b, mask=mask)
+        tl.store(made + 2 * size + at, mean, mask=mask)
     if REMEMBER:
         stages.remember(
             arrivals, statistics, given_mean, given_var, batches, nonfinite, statistics, C,
@@ -281,13 +283,10 @@ def mix_map_kernel(
 
 
 @triton.jit
-def of_mixture(
-    da, db, m, v, big_m, big_v, middle, spread, mean_weight, var_weight, eps, PARTS: tl.constexpr
-):
-    """r, r·(da − mean·db), and U and W without their factor γ."""
-    mean = mixed(mean_weight, m, big_m, middle, PARTS)
+def of_mixture(da, db, v, big_v, spread, var_weight, eps, PARTS: tl.constexpr):
+    """r·da, and U and W without their factor γ."""
     r = 1.0 / tl.sqrt(mixed(var_weight, v, big_v, spread, PARTS) + eps)
-    about = (da - mean * db) * r
+    about = da * r
     return about, -r * db, -0.5 * r * r * about
 
 
@@ -296,10 +295,11 @@ def mix_samples_gradient_kernel(
     parts, made, weight, mean_weight, var_weight, out, rows, C, splits, eps,
     PARTS: tl.constexpr, AFFINE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the channels of one sample, (6, N): of U, U·m, U·μ, W, W·v and W·s. They stand at
+    """Sums over the channels of one sample, (6, N): of U and W, each alone and times what it
+    changes less the sample's: m − M and μ − M, v − V and s − V. They stand at
     the end of ``out``, which is that of mix_gradient_kernel."""
     sample, size = tl.program_id(0), rows * C
-    tables, statistics = made + 2 * size, made + 4 * size
+    tables, statistics = made + 3 * size, made + 5 * size
     pools, sums = statistics + 2 * C, out + 2 * size + 2 * C + 6
     big_m, big_v = tl.load(pools + sample), tl.load(pools + rows + sample)
     zero = tl.zeros((WIDTH,), tl.float32)
@@ -315,19 +315,17 @@ def mix_samples_gradient_kernel(
             middle = tl.load(statistics + channel, mask=mask, other=0.0)
             spread = tl.load(statistics + C + channel, mask=mask, other=1.0)
         da, db = stages.summed(parts, at, mask, size, splits)
-        _, du, dw = of_mixture(
-            da, db, m, v, big_m, big_v, middle, spread, mean_weight, var_weight, eps, PARTS
-        )
+        _, du, dw = of_mixture(da, db, v, big_v, spread, var_weight, eps, PARTS)
         if AFFINE:
             gamma = tl.load(weight + channel, mask=mask, other=0.0).to(tl.float32)
             du, dw = du * gamma, dw * gamma
         du, dw = tl.where(mask, du, 0.0), tl.where(mask, dw, 0.0)
         u += du
-        um += du * m
-        umiddle += du * middle
+        um += du * (m - big_m)
+        umiddle += du * (middle - big_m)
         w += dw
-        wv += dw * v
-        wspread += dw * spread
+        wv += dw * (v - big_v)
+        wspread += dw * (spread - big_v)
     tl.store(sums + sample, tl.sum(u, 0))
     tl.store(sums + rows + sample, tl.sum(um, 0))
     tl.store(sums + 2 * rows + sample, tl.sum(umiddle, 0))
@@ -337,22 +335,20 @@ def mix_samples_gradient_kernel(
 
 
 @triton.jit
-def logits_gradient(sums, pool, logits, out, rows, PARTS: tl.constexpr, WIDTH: tl.constexpr):
+def logits_gradient(sums, logits, out, rows, PARTS: tl.constexpr, WIDTH: tl.constexpr):
     """Of the weights behind three shares: through the softmax."""
     zero = tl.zeros((WIDTH,), tl.float32)
-    own, of_sample, of_batch = zero, zero, zero
+    own, of_batch = zero, zero
     for start in range(0, rows, WIDTH):
         row = start + tl.arange(0, WIDTH)
         mask = row < rows
-        big = tl.load(pool + row, mask=mask, other=0.0)
-        of_sample += big * tl.load(sums + row, mask=mask, other=0.0)
         own += tl.load(sums + rows + row, mask=mask, other=0.0)
         of_batch += tl.load(sums + 2 * rows + row, mask=mask, other=0.0)
-    first, second, third = tl.sum(own, 0), tl.sum(of_sample, 0), tl.sum(of_batch, 0)
+    first, third = tl.sum(own, 0), tl.sum(of_batch, 0)
     p0, p1, p2 = shares(logits, PARTS)
-    middle = p0 * first + p1 * second + p2 * third
+    middle = p0 * first + p2 * third
     tl.store(out, p0 * (first - middle))
-    tl.store(out + 1, p1 * (second - middle))
+    tl.store(out + 1, -p1 * middle)
     if PARTS == 3:
         tl.store(out + 2, p2 * (third - middle))
 
@@ -368,7 +364,7 @@ def mix_gradient_kernel(
     mixtures (2, 3); behind them in ``out`` are the sums (6, N) of the other kernel."""
     channel, inside = stages.own_channels(C, 1, COLS, 1)
     size = rows * C
-    tables, statistics = made + 2 * size, made + 4 * size
+    tables, statistics = made + 3 * size, made + 5 * size
     pools, grads = statistics + 2 * C, out + 2 * size
     logits, sums = grads + 2 * C, grads + 2 * C + 6
     own, known = channel[None, :], inside[None, :]
@@ -390,9 +386,7 @@ def mix_gradient_kernel(
         big_m = tl.load(pools + row, mask=row < rows, other=0.0)
         big_v = tl.load(pools + rows + row, mask=row < rows, other=1.0)
         da, db = stages.summed(parts, at, mask, size, splits)
-        about, du, dw = of_mixture(
-            da, db, m, v, big_m, big_v, middle, spread, mean_weight, var_weight, eps, PARTS
-        )
+        about, du, dw = of_mixture(da, db, v, big_v, spread, var_weight, eps, PARTS)
         by_weight += tl.where(mask, about, 0.0)
         by_bias += db
         by_mean += tl.where(mask, du, 0.0)
@@ -414,16 +408,15 @@ def mix_gradient_kernel(
         big_m = tl.load(pools + row, mask=row < rows, other=0.0)
         big_v = tl.load(pools + rows + row, mask=row < rows, other=1.0)
         da, db = stages.summed(parts, at, mask, size, splits)
-        _, du, dw = of_mixture(
-            da, db, m, v, big_m, big_v, middle, spread, mean_weight, var_weight, eps, PARTS
-        )
+        _, du, dw = of_mixture(da, db, v, big_v, spread, var_weight, eps, PARTS)
         dbig_m = p1 * tl.load(sums + row, mask=row < rows, other=0.0) / C
         dbig_v = q1 * tl.load(sums + 3 * rows + row, mask=row < rows, other=0.0) / C
         dm = p0 * gamma * du + dbig_m + dmiddle
         dm += 2.0 * (dbig_v * (m - big_m) + dspread * (m - middle))
         slope = 2.0 * (q0 * gamma * dw + dbig_v + dspread) * unbias / positions
-        tl.store(out + at, dm / positions - m * slope, mask=mask)
+        apart = m - tl.load(made + 2 * size + at, mask=mask, other=0.0)
+        tl.store(out + at, dm / positions - apart * slope, mask=mask)
         tl.store(out + size + at, slope, mask=mask)
     if tl.program_id(0) == 0:
-        logits_gradient(sums, pools, mean_weight, logits, rows, PARTS, 256)
-        logits_gradient(sums + 3 * rows, pools + rows, var_weight, logits + 3, rows, PARTS, 256)
+        logits_gradient(sums, mean_weight, logits, rows, PARTS, 256)
+        logits_gradient(sums + 3 * rows, var_weight, logits + 3, rows, PARTS, 256)

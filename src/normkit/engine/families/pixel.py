@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from normkit.core.fusion import Pixel
 from normkit.core.layout import Pixels
 from normkit.engine import plain
 from normkit.engine.triton import passes
@@ -33,7 +34,7 @@ from normkit.engine.triton.launch import Launch
 from normkit.engine.triton.passes import _before as before
 
 
-class Pixel(NamedTuple):
+class PixelPass(NamedTuple):
     """What positional normalization does, beside its tensors."""
 
     eps: float
@@ -42,15 +43,11 @@ class Pixel(NamedTuple):
     layout: Pixels
 
 
-def normalized_pixels(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    pixel: Pixel,
-) -> Tensor:
+def fused_pixels(x: Tensor, description: Pixel, residual: Tensor | None, act: str) -> Tensor:
     """activation(weight · (x − mean)/√(var + eps) + bias + residual), statistics of each pixel."""
-    return _Fused.apply(x, weight, bias, residual, pixel)
+    eps, correction, weight, bias = description
+    how = PixelPass(eps, correction, act, Pixels.of(x))
+    return _Fused.apply(x, weight, bias, residual, how)
 
 
 class _Fused(torch.autograd.Function):
@@ -63,7 +60,7 @@ class _Fused(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         residual: Tensor | None,
-        pixel: Pixel,
+        pixel: PixelPass,
     ) -> Any:
         ctx.save_for_backward(x, weight, bias, residual if pixel.act != "none" else None)
         ctx.pixel = pixel
@@ -120,7 +117,7 @@ def write_map(
     bias: Tensor | None,
     residual: Tensor | None,
     y: Tensor,
-    pixel: Pixel,
+    pixel: PixelPass,
 ) -> None:
     eps, correction, act, layout = pixel
     start = _map(_sizes(layout), eps, correction, (weight is not None, act, residual is not None))
@@ -136,7 +133,7 @@ def write_gradients(
     residual: Tensor | None,
     keep: Tensor | None,
     dx: Tensor,
-    pixel: Pixel,
+    pixel: PixelPass,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Writes dx, and the residual's gradient to ``keep``; gives those of weight and bias."""
     eps, correction, act, layout = pixel

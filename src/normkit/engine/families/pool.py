@@ -5,10 +5,10 @@ A pool is what shares a mean and a variance: a group of D channels, of all sampl
 of all samples take all rows of the parts; the pools of sample n take the rows n, n + N, n + 2N, ….
 With A = Σ γ·Σg(x − mean), B = Σ γ·Σg over a pool of ``values`` numbers:
 
-    dx = a·g + constant + slope·x
-    slope = −A/(values·std³),   constant = −B/(values·std) − mean·slope
+    dx = a·g + constant + slope·(x − mean)
+    slope = −A/(values·std³),   constant = −B/(values·std)
 
-One tensor holds what is made: the map (2, R, C), then mean and second (2, R, groups), R = N or 1.
+One tensor holds what is made: the map (3, R, C), then mean and second (2, R, groups), R = N or 1.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ from normkit.engine.triton.launch import Launch
 NO_RAMPS = (1.0, 0.0, 1.0, 0.0, 0.0, 1.0)
 
 
-def parameters(fusion: Pool) -> tuple[Tensor | None, ...]:
-    return fusion.weight, fusion.bias
-
-
 def coefficients(
     x: Tensor, parts: passes.Parts, fusion: Pool, layout: ChannelLayout
 ) -> FamilyTables:
@@ -40,7 +36,7 @@ def coefficients(
     samples = layout.rows if fusion.kind == "sample" else 1
     period = samples * channels
     kept = 0 if ramps is None else 2 * channels
-    tables = passes.table(x, 2 * period + 2 * samples * groups + kept)
+    tables = passes.table(x, 3 * period + 2 * samples * groups + kept)
     start = _map(
         samples,
         (layout.rows, channels, groups, layout.count, parts.splits, parts.span),
@@ -57,7 +53,7 @@ def coefficients(
         *((None,) * 5 if memory is None else memory[:5]),
         *((None,) * 3 if ramps is None else ramps[6:]),
     )
-    return FamilyTables(tables, period, 2 * period, None)
+    return FamilyTables(tables, period, 3 * period, None)
 
 
 @lru_cache(maxsize=4096)
@@ -128,7 +124,7 @@ def expression(
     wide = columns // fusion.groups
     samples = None if fusion.kind == "batch" else 1
     map = moments.pooled(samples=samples, channels=wide).standardizing(fusion.eps)
-    map = Coefficients(*(spread(t, samples=rows, groups_of=wide) for t in map))
+    map = map.each(lambda table: spread(table, samples=rows, groups_of=wide))
     if fusion.ramps is not None:
         map = map.then(*tables[-2 * columns :].view(2, columns))
     return map.then(*parameters), None
@@ -152,6 +148,8 @@ def pool_map_kernel(
     channel, inside = stages.own_channels(groups, D, GROUPS, WIDE)
     squares = parts + splits * rows * C
     values = rows // samples * 1.0 * positions * D
+    # sums of differences from one of the means round less than those of means
+    near = tl.load(parts + sample.to(tl.int64) * C + channel // D * D, mask=inside, other=0.0)
     total = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
     for start in range(0, members, DEPTH):
         member = start + tl.arange(0, DEPTH)
@@ -159,8 +157,9 @@ def pool_map_kernel(
         mask = (member < members)[:, None] & inside[None, :]
         count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
         at = row.to(tl.int64)[:, None] * C + channel[None, :]
-        total += count * tl.load(parts + at, mask=mask, other=0.0)
-    mean = stages.group_total(tl.sum(total, 0), GROUPS, WIDE) / values
+        apart = tl.load(parts + at, mask=mask, other=0.0) - near[None, :]
+        total += tl.where(mask, count * apart, 0.0)
+    mean = near + stages.group_total(tl.sum(total, 0), GROUPS, WIDE) / values
     total = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
     for start in range(0, members, DEPTH):
         member = start + tl.arange(0, DEPTH)
@@ -173,10 +172,10 @@ def pool_map_kernel(
         total += tl.where(mask, square + count * apart * apart, 0.0)
     var = stages.group_total(tl.sum(total, 0), GROUPS, WIDE) / values
     a = 1.0 / tl.sqrt(var + eps)
-    b = -mean * a
+    b = mean * 0.0
     second = var
     table = samples.to(tl.int64) * C
-    statistics = made + 2 * table
+    statistics = made + 3 * table
     if RENORM:
         second = (var + eps) * a
         before = tl.load(toward_mean + channel, mask=inside, other=0.0)
@@ -186,7 +185,7 @@ def pool_map_kernel(
         r = tl.minimum(tl.maximum(second / spread, 1.0 / most), most)
         most = d_max * _progress(seen, d_start, d_end)
         d = tl.minimum(tl.maximum((mean - before) / spread, -most), most)
-        a, b = a * r, b * r + d
+        a, b = a * r, d
         tl.store(statistics + 2 * C + channel, r, mask=inside)
         tl.store(statistics + 3 * C + channel, d, mask=inside)
     if AFFINE:
@@ -196,6 +195,7 @@ def pool_map_kernel(
     entry = sample.to(tl.int64) * C + channel
     tl.store(made + entry, a, mask=inside)
     tl.store(made + table + entry, b, mask=inside)
+    tl.store(made + 2 * table + entry, mean, mask=inside)
     first = inside & (channel % D == 0)
     pool = sample * groups + channel // D
     tl.store(statistics + pool, mean, mask=first)
@@ -219,8 +219,8 @@ def pool_gradient_kernel(
     AFFINE: tl.constexpr, RENORM: tl.constexpr,
     D: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """From the parts of Σ g·x and Σ g, (4, R, C): constant and slope of dx, gradients of γ and β,
-    which of several samples are left to be summed."""
+    """From the parts of Σ g·(x − mean) and Σ g, (4, R, C): constant and slope of dx, gradients of γ
+    and β, which of several samples are left to be summed."""
     sample, samples = tl.program_id(1), tl.num_programs(1)
     channel, inside = stages.own_channels(groups, D, GROUPS, WIDE)
     values = rows // samples * 1.0 * positions * D
@@ -233,14 +233,12 @@ def pool_gradient_kernel(
         at = (member * samples + sample).to(tl.int64)[:, None] * C + channel[None, :]
         by_scale += tl.load(parts + at, mask=mask, other=0.0)
         by_shift += tl.load(shifts + at, mask=mask, other=0.0)
-    da, db = tl.sum(by_scale, 0), tl.sum(by_shift, 0)
+    about, db = tl.sum(by_scale, 0), tl.sum(by_shift, 0)
     table = samples.to(tl.int64) * C
-    statistics = made + 2 * table
+    statistics = made + 3 * table
     pool = sample * groups + channel // D
-    mean = tl.load(statistics + pool, mask=inside, other=0.0)
     second = tl.load(statistics + samples * groups + pool, mask=inside, other=1.0)
     inverse = 1.0 / second if RENORM else 1.0 / tl.sqrt(second + eps)
-    about = da - mean * db  # Σ g·(x − mean)
     dweight = about * inverse
     factor = 1.0
     if RENORM:
@@ -255,5 +253,5 @@ def pool_gradient_kernel(
     about = stages.group_total(about * factor, GROUPS, WIDE)
     db = stages.group_total(db * factor, GROUPS, WIDE)
     slope = -about * inverse * inverse * inverse / values
-    tl.store(out + entry, -db * inverse / values - mean * slope, mask=inside)
+    tl.store(out + entry, -db * inverse / values, mask=inside)
     tl.store(out + table + entry, slope, mask=inside)

@@ -33,36 +33,50 @@ class Tile(NamedTuple):
 
 
 def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each cell, tables (N, K): one read of x."""
+    """Mean and biased variance of each cell, tables (N, K): one read of x.
+
+    Taken about the mean of a few values, so that the sums are of small numbers: the mean is right
+    to rounding, however far from zero, and the variance of equal values is exactly 0.
+    """
     cells = layout.view(x)
-    if isinstance(layout, Batch) and has_native(x):
-        mean, var = native_moments(cells)
-        return layout.lift(mean), layout.lift(var)
-    dtype = statistics_dtype(x.dtype)
-    tiles = list(_tiles(cells, layout))
-    if len(tiles) > 1 and cells.shape[0] == 1:
-        return _moments_of_one_row(cells, layout, tiles, dtype)
-    means, variances = [], []
+    near = layout.near(cells, 16).to(statistics_dtype(x.dtype))
+    means, variances, lengths = [], [], []
     scratch = None
-    for tile in tiles:
-        part = cells[tile.cells].to(dtype)
-        mean = layout.mean(part)
-        scratch = _squared_difference(part, layout.over(mean), _reuse(scratch, part))
+    for tile in _tiles(cells, layout):
+        part, about = cells[tile.cells], layout.over(near[tile.table])
+        scratch = torch.sub(part, about, out=_reuse(scratch, part))
+        if isinstance(layout, Batch) and has_native(scratch):
+            mean, var = native_moments(scratch)
+        else:
+            mean = layout.mean(scratch)
+            aten.mse_loss.out(scratch, layout.over(mean), 0, out=scratch)  # (scratch − mean)²
+            var = layout.mean(scratch)
         means.append(mean)
-        variances.append(layout.mean(scratch))
-    return layout.lift(torch.cat(means)), layout.lift(torch.cat(variances))
+        variances.append(var)
+        lengths.append(part.shape[1])
+    if len(means) == 1:
+        mean, var = means[0], variances[0]
+    elif cells.shape[0] > 1:
+        mean, var = torch.cat(means), torch.cat(variances)
+    else:  # parts of one row
+        weight = near.new_tensor(lengths).div_(cells.shape[1]).view(-1, *(1,) * means[0].dim())
+        mean = (torch.stack(means) * weight).sum(0)
+        apart = torch.stack(means) - mean
+        var = (torch.addcmul(torch.stack(variances), apart, apart) * weight).sum(0)
+    return layout.lift(near + mean), layout.lift(var)
 
 
 def affine(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
-    """activation(scale · x + shift + residual): one read of x (and residual), one write."""
+    """activation(scale · (x − center) + shift + residual): one read of x (and residual), one
+    write."""
     out = layout.like(x)
     cells, result = layout.view(x), layout.view(out)
-    a, b = layout.lay(map.scale), layout.lay(map.shift)
+    tables = _Tables(map, layout)
     rest = None if map.residual is None else layout.view(map.residual)
     for tile, table in _tiles(cells, layout):
-        direct = result[tile] if x.dtype == a.dtype else None
-        part = cells[tile].to(a.dtype)
-        y = _mapped(part, layout.over(a[table]), layout.over(b[table]), direct)
+        direct = result[tile] if x.dtype == map.scale.dtype else None
+        part = cells[tile].to(map.scale.dtype)
+        y = _mapped(part, *tables.at(table), direct)
         epilogue_(y, None if rest is None else rest[tile], map.act)
         if direct is None:
             result[tile] = y
@@ -72,25 +86,30 @@ def affine(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
 def sums(
     grad: Tensor, x: Tensor, map: AffineMap, layout: Layout, grad_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Σ g·x and Σ g of each cell, g the gradient before the activation; and g if asked for.
+    """Σ g·(x − center) and Σ g of each cell, g the gradient before the activation; and g if asked
+    for.
 
     One read of grad and x. The sign of what went into the activation is recomputed, not stored.
     """
     cells, dy = layout.view(x), layout.view(grad)
     if isinstance(layout, Batch) and has_native(x) and map.act == "none":
-        da, db = native_sums(dy, cells)
+        da, db = native_sums(dy, cells, map.center)
         return layout.lift(da), layout.lift(db), grad if grad_residual else None
-    a, b = layout.lay(map.scale), layout.lay(map.shift)
+    tables, dtype = _Tables(map, layout), map.scale.dtype
     rest = None if map.residual is None else layout.view(map.residual)
     keep = layout.like(x) if grad_residual and map.act != "none" else None
     kept = None if keep is None else layout.view(keep)
     scales, shifts = [], []
     scratch = None
     for tile, table in _tiles(cells, layout):
-        part = cells[tile].to(a.dtype)
+        part, here = cells[tile].to(dtype), tables.at(table)
         between = None if rest is None else rest[tile]
-        g = _before(dy[tile].to(a.dtype), part, a[table], b[table], between, map.act, layout)
-        scratch = torch.mul(g, part, out=_reuse(scratch, part))
+        g = _before(dy[tile].to(dtype), part, here, between, map.act)
+        scratch = _reuse(scratch, part)
+        if here.center is None:
+            scratch = torch.mul(g, part, out=scratch)
+        else:
+            scratch = torch.sub(part, here.center, out=scratch).mul_(g)
         scales.append(layout.sum(scratch))
         shifts.append(layout.sum(g))
         if kept is not None:
@@ -109,64 +128,70 @@ def input_gradient(
     slope: Tensor | None,
     layout: Layout,
 ) -> Tensor:
-    """scale · g + constant + slope · x: one read of grad and x, one write."""
+    """scale · g + constant + slope · (x − center): one read of grad and x, one write."""
     out = layout.like(x)
     cells, dy, result = layout.view(x), layout.view(grad), layout.view(out)
-    a, b = layout.lay(map.scale), layout.lay(map.shift)
+    tables, dtype = _Tables(map, layout), map.scale.dtype
     rest = None if map.residual is None else layout.view(map.residual)
     c0 = None if constant is None else layout.lay(constant)
     c1 = None if slope is None else layout.lay(slope)
     for tile, table in _tiles(cells, layout):
-        part = cells[tile].to(a.dtype)
+        part, here = cells[tile].to(dtype), tables.at(table)
         between = None if rest is None else rest[tile]
-        g = _before(dy[tile].to(a.dtype), part, a[table], b[table], between, map.act, layout)
-        direct = result[tile] if x.dtype == a.dtype else None
+        g = _before(dy[tile].to(dtype), part, here, between, map.act)
+        direct = result[tile] if x.dtype == dtype else None
         added = None if c0 is None else layout.over(c0[table])
-        dx = _mapped(g, layout.over(a[table]), added, direct)
-        if c1 is not None:
-            dx.addcmul_(part, layout.over(c1[table]))
+        if c1 is None:
+            dx = _mapped(g, here.scale, added, None, direct)
+        else:
+            dx = _mapped(part, layout.over(c1[table]), added, here.center, direct)
+            dx.addcmul_(g, here.scale)
         if direct is None:
             result[tile] = dx
     return out
 
 
-def _moments_of_one_row(
-    cells: Tensor, layout: Layout, tiles: list[Tile], dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cells that are longer than a tile: the mean first, then the squares about it."""
-    parts = [cells[tile.cells] for tile in tiles]
-    mean = torch.stack([layout.sum(part.to(dtype)) for part in parts]).sum(0) / layout.count
-    over = layout.over(mean)
-    squares = [layout.sum(_squared_difference(part.to(dtype), over, None)) for part in parts]
-    return layout.lift(mean), layout.lift(torch.stack(squares).sum(0) / layout.count)
+class _Here(NamedTuple):
+    """The tables of a map for one tile, made to broadcast with it."""
+
+    scale: Tensor
+    shift: Tensor | None
+    center: Tensor | None
 
 
-def _before(
-    g: Tensor, part: Tensor, a: Tensor, b: Tensor, residual: Tensor | None, act: str, layout: Layout
-) -> Tensor:
+class _Tables:
+    """The tables of a map, laid over the view."""
+
+    def __init__(self, map: AffineMap, layout: Layout) -> None:
+        self.laid = [None if t is None else layout.lay(t) for t in map[:3]]
+        self.layout = layout
+
+    def at(self, table: slice) -> _Here:
+        over = self.layout.over
+        return _Here(*(None if t is None else over(t[table]) for t in self.laid))  # type: ignore[arg-type]
+
+
+def _before(g: Tensor, part: Tensor, here: _Here, residual: Tensor | None, act: str) -> Tensor:
     """The gradient before the activation."""
     if act == "none":
         return g
-    pre = _mapped(part, layout.over(a), layout.over(b), None)
+    pre = _mapped(part, *here, None)
     if residual is not None:
         pre += residual
     return before(g, pre, act)
 
 
-def _mapped(part: Tensor, a: Tensor, b: Tensor | None, out: Tensor | None) -> Tensor:
-    """a · part + b. One call is faster where the tables run along memory, two where they do not."""
+def _mapped(
+    part: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None, out: Tensor | None
+) -> Tensor:
+    """a · (part − c) + b. One call less where the tables run along memory."""
+    if c is not None:
+        part = out = torch.sub(part, c, out=out)
     if b is None:
         return torch.mul(part, a, out=out)
     if a.shape[-1] > 1:
         return torch.addcmul(b, part, a, out=out)
     return torch.mul(part, a, out=out).add_(b)
-
-
-def _squared_difference(part: Tensor, mean: Tensor, out: Tensor | None) -> Tensor:
-    """(part − mean)² in one call: what torch calls the loss is just this before it is summed."""
-    if out is None:
-        return aten.mse_loss(part, mean, 0)
-    return aten.mse_loss.out(part, mean, 0, out=out)
 
 
 def _reuse(scratch: Tensor | None, part: Tensor) -> Tensor | None:
@@ -209,12 +234,13 @@ def moments_of_batch(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def native_sums(grad: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ grad·x and Σ grad (C,): the gradients of a batch norm with mean 0 and deviation 1."""
-    zero, one = cells.new_zeros(cells.shape[2]), cells.new_ones(cells.shape[2])
+def native_sums(grad: Tensor, cells: Tensor, center: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Σ grad·(x − center) and Σ grad (C,): the gradients of a batch norm with deviation 1."""
+    one = cells.new_ones(cells.shape[2])
+    middle = torch.zeros_like(one) if center is None else center.reshape(-1).to(cells.dtype)
     mask = [False, True, True]
     _, scale, shift = aten.native_batch_norm_backward(
-        _image(grad), _image(cells), None, None, None, zero, one, True, 0.0, mask
+        _image(grad), _image(cells), None, None, None, middle, one, True, 0.0, mask
     )
     return scale, shift
 

@@ -8,10 +8,11 @@ A tensor is shown to a kernel in one of two forms, in both of which a cell is a 
               neighbouring cells (channels_last)
     rows      (R, M): cell r has its positions side by side (contiguous); B = 1, K = R
 
-A map is two tables of ``period`` entries, scale and shift, one after the other; so is what dx has
-beside it, constant and slope. The period is that of all cells, or of the channels if all samples
-share one map. A tile is CELLS × POSITIONS of one block. Offsets into tensors are 64-bit, those
-into tables 32-bit: tensors may exceed 2³¹ elements. Arithmetic is float32 throughout.
+A map is three tables of ``period`` entries, scale, shift and center, one after the other: the value
+is scale · (x − center) + shift. What dx has beside the map are two, constant and slope. The period
+is that of all cells, or of the channels if all samples share one map. A tile is CELLS × POSITIONS
+of one block. Offsets into tensors are 64-bit, those into tables 32-bit: tensors may exceed 2³¹
+elements. Arithmetic is float32 throughout.
 
 M comes as M/V and V, a power of two that divides it: the compiler then knows that rows of M start
 at multiples of V, and loads V values at once.
@@ -45,6 +46,14 @@ def _tile(block, cell, position, M, K, ROWS: tl.constexpr):
 
 
 @triton.jit
+def _one(block, cell, position, M, K, ROWS: tl.constexpr):
+    """Offsets (CELLS,) of one position of each cell."""
+    if ROWS:
+        return cell.to(tl.int64) * M + position
+    return (block.to(tl.int64) * M + position) * K + cell
+
+
+@triton.jit
 def _before(g, pre, ACT: tl.constexpr):
     """The gradient before the activation: ReLU (1) or SiLU (2)."""
     if ACT == 1:
@@ -61,7 +70,8 @@ def moments_kernel(
     """Mean and sum of squares about it of ``span`` positions of each cell, one read of x.
 
     Every lane of the tile keeps its own mean and squares (Welford), and lanes are merged about
-    their common mean once, at the end: nothing cancels, and no reduction stands in the loop.
+    their common mean once, at the end: nothing cancels, and no reduction stands in the loop. All
+    values are taken less the mean of four, so that one far from zero costs no digits.
     Out: parts (2, splits, B, K).
     """
     M = turns * V
@@ -70,6 +80,11 @@ def moments_kernel(
     lane = tl.arange(0, POSITIONS)
     first = split * span
     last = tl.minimum(first + span, M)
+    near = tl.zeros((CELLS,), tl.float32)
+    for quarter in tl.static_range(4):
+        some = first + (last - first) // 4 * quarter
+        value = tl.load(x + _one(block, cell, some, M, K, ROWS), mask=cell < K, other=0.0)
+        near += value.to(tl.float32) * 0.25
     mean = tl.zeros((POSITIONS, CELLS), tl.float32)
     square = tl.zeros((POSITIONS, CELLS), tl.float32)
     seen = 0.0
@@ -77,7 +92,7 @@ def moments_kernel(
         position = start + lane
         mask = (position < M)[:, None] & (cell < K)[None, :]
         at = _tile(block, cell, position, M, K, ROWS)
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - near[None, :]
         seen += 1.0
         apart = tl.where(mask, value - mean, 0.0)
         mean += apart * (1.0 / seen)
@@ -89,7 +104,7 @@ def moments_kernel(
     total = tl.sum(square + count * apart * apart, 0)
     out = (split * tl.num_programs(2) + block).to(tl.int64) * K + cell
     second = (tl.num_programs(1) * tl.num_programs(2)).to(tl.int64) * K
-    tl.store(parts + out, middle, mask=cell < K)
+    tl.store(parts + out, near + middle, mask=cell < K)
     tl.store(parts + second + out, total, mask=cell < K)
 
 
@@ -105,14 +120,16 @@ def merge_kernel(
     """
     entry = (tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)).to(tl.int64)
     squares = parts + splits * size
+    near = tl.load(parts + entry, mask=entry < size, other=0.0)
     total = tl.zeros((DEPTH, WIDTH), tl.float32)
     for start in range(0, splits, DEPTH):
         split = start + tl.arange(0, DEPTH)
         mask = (split < splits)[:, None] & (entry < size)[None, :]
         count = tl.minimum(M - split * span, span).to(tl.float32)[:, None]
         at = split.to(tl.int64)[:, None] * size + entry[None, :]
-        total += count * tl.load(parts + at, mask=mask, other=0.0)
-    mean = tl.sum(total, 0) / M
+        apart = tl.load(parts + at, mask=mask, other=0.0) - near[None, :]
+        total += tl.where(mask, count * apart, 0.0)
+    mean = near + tl.sum(total, 0) / M
     total = tl.zeros((DEPTH, WIDTH), tl.float32)
     for start in range(0, splits, DEPTH):
         split = start + tl.arange(0, DEPTH)
@@ -135,7 +152,8 @@ def affine_kernel(
     ACT: tl.constexpr, RESIDUAL: tl.constexpr,
     V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
-    """activation(scale · x + shift + residual): one read of x (and residual), one write."""
+    """activation(scale · (x − center) + shift + residual): one read of x (and residual), one
+    write."""
     M = turns * V
     block = tl.program_id(2)
     cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
@@ -145,7 +163,9 @@ def affine_kernel(
     entry = (block.to(tl.int64) * K + cell) % period
     a = tl.load(map + entry, mask=cell < K, other=0.0)
     b = tl.load(map + period + entry, mask=cell < K, other=0.0)
-    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * a[None, :] + b[None, :]
+    c = tl.load(map + 2 * period + entry, mask=cell < K, other=0.0)
+    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - c[None, :]
+    value = value * a[None, :] + b[None, :]
     if RESIDUAL:
         value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     if ACT == 1:
@@ -161,7 +181,8 @@ def sums_kernel(
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
     V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
-    """Σ g·x and Σ g over ``span`` positions of each cell, g the gradient before the activation.
+    """Σ g·(x − center) and Σ g over ``span`` positions of each cell, g the gradient before the
+    activation.
 
     One read of dy and x. The sign is recomputed from x, so nothing more is stored; g is written
     only where a residual needs it. Out: parts (2, splits, B, K).
@@ -172,6 +193,7 @@ def sums_kernel(
     first = split * span
     last = tl.minimum(first + span, M)
     entry = (block.to(tl.int64) * K + cell) % period
+    c = tl.load(map + 2 * period + entry, mask=cell < K, other=0.0)
     if ACT != 0:
         a = tl.load(map + entry, mask=cell < K, other=0.0)
         b = tl.load(map + period + entry, mask=cell < K, other=0.0)
@@ -181,7 +203,7 @@ def sums_kernel(
         position = start + tl.arange(0, POSITIONS)
         mask = (position < M)[:, None] & (cell < K)[None, :]
         at = _tile(block, cell, position, M, K, ROWS)
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - c[None, :]
         g = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
         if ACT != 0:
             pre = value * a[None, :] + b[None, :]
@@ -204,7 +226,7 @@ def input_gradient_kernel(
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, EXTRA: tl.constexpr,
     V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
-    """scale · g + constant + slope · x: one read of dy and x, one write."""
+    """scale · g + constant + slope · (x − center): one read of dy and x, one write."""
     M = turns * V
     block = tl.program_id(2)
     cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
@@ -215,7 +237,8 @@ def input_gradient_kernel(
     a = tl.load(map + entry, mask=cell < K, other=0.0)
     g = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
     if ACT != 0 or EXTRA:
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        c = tl.load(map + 2 * period + entry, mask=cell < K, other=0.0)
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - c[None, :]
     if ACT != 0:
         b = tl.load(map + period + entry, mask=cell < K, other=0.0)
         pre = value * a[None, :] + b[None, :]
@@ -367,15 +390,15 @@ def _merge(positions: int, size: int, splits: int, span: int, sums: bool) -> Lau
 
 
 def affine(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
-    tables, period = _laid(layout, map.scale, map.shift)
+    tables, period = _laid(layout, *map[:3])
     return apply_map(x, tables, period, map.residual, map.act, layout)
 
 
 def apply_map(
     x: Tensor, tables: Tensor, period: int, residual: Tensor | None, act: str, layout: Layout
 ) -> Tensor:
-    """The affine pass. ``tables`` begins with scale and shift, ``period`` entries each: those of
-    all cells, or of one row that all samples share."""
+    """The affine pass. ``tables`` begins with scale, shift and center, ``period`` entries each:
+    those of all cells, or of one row that all samples share."""
     out = layout.like(x)
     start = _affine(layout.extent, period, act, residual is not None)
     start(layout.aligned(x), tables, _aligned(layout, residual), out)
@@ -395,7 +418,7 @@ def _affine(extent: tuple[int, ...], period: int, act: str, residual: bool) -> L
 def sums(
     grad: Tensor, x: Tensor, map: AffineMap, layout: Layout, grad_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    tables, period = _laid(layout, map.scale, map.shift)
+    tables, period = _laid(layout, *map[:3])
     parts, kept = sum_parts(grad, x, tables, period, map.residual, map.act, layout, grad_residual)
     da, db = summed(parts).tables.view(2, -1)
     return layout.lift(da), layout.lift(db), kept
@@ -418,7 +441,8 @@ def sum_parts(
     layout: Layout,
     grad_residual: bool,
 ) -> tuple[Parts, Tensor | None]:
-    """Parts of Σ g·x and Σ g, and g where a residual needs it: one read of grad and x."""
+    """Parts of Σ g·(x − center) and Σ g, and g where a residual needs it: one read of grad and
+    x."""
     keep = layout.like(x) if grad_residual and act != "none" else None
     start, splits, span, size = _sums(
         layout.extent,
@@ -460,11 +484,10 @@ def input_gradient(
     slope: Tensor | None,
     layout: Layout,
 ) -> Tensor:
-    tables, period = _laid(layout, map.scale, map.shift)
+    tables, period = _laid(layout, *map[:3])
     extra = None
     if constant is not None or slope is not None:
-        zero = torch.zeros_like(map.scale)
-        extra, _ = _laid(layout, *(zero if t is None else t for t in (constant, slope)))
+        extra, _ = _laid(layout, constant, slope)
     return apply_gradient(grad, x, tables, period, map.residual, map.act, extra, layout)
 
 
@@ -502,10 +525,12 @@ def _aligned(layout: Layout, residual: Tensor | None) -> Tensor | None:
     return None if residual is None else layout.aligned(residual)
 
 
-def _laid(layout: Layout, *tables: Tensor) -> tuple[Tensor, int]:
+def _laid(layout: Layout, *tables: Tensor | None) -> tuple[Tensor, int]:
     """Tables in the order of the view's cells, dense float32, one after the other; their size."""
-    laid = torch.stack([layout.lay(t).reshape(-1).to(torch.float32) for t in tables])
-    return laid, laid.shape[1]
+    laid = [None if t is None else layout.lay(t).reshape(-1).to(torch.float32) for t in tables]
+    some = next(t for t in laid if t is not None)
+    zero = torch.zeros_like(some) if any(t is None for t in laid) else some
+    return torch.stack([zero if t is None else t for t in laid]), some.shape[0]
 
 
 def table(x: Tensor, size: int) -> Tensor:

@@ -49,11 +49,12 @@ def of_channel(table, channel, inside, other: tl.constexpr):
 @triton.jit
 def merged_moments(parts, at, mask, size, positions, splits, span):
     """Mean and variance of whole cells, from those of their splits: parts (2, splits, size)."""
+    near = tl.load(parts + at, mask=mask, other=0.0)
     mean = tl.zeros(at.shape, tl.float32)
-    for split in range(splits):
+    for split in range(1, splits):
         count = tl.minimum(positions - split * span, span).to(tl.float32)
-        mean += count * tl.load(parts + split * size + at, mask=mask, other=0.0)
-    mean = mean / positions
+        mean += count * (tl.load(parts + split * size + at, mask=mask, other=0.0) - near)
+    mean = near + mean / positions
     square = tl.zeros(at.shape, tl.float32)
     for split in range(splits):
         count = tl.minimum(positions - split * span, span).to(tl.float32)
@@ -65,7 +66,7 @@ def merged_moments(parts, at, mask, size, positions, splits, span):
 
 @triton.jit
 def summed(parts, at, mask, size, splits):
-    """Σ g·x and Σ g of whole cells."""
+    """Σ g·(x − center) and Σ g of whole cells."""
     da = tl.zeros(at.shape, tl.float32)
     db = tl.zeros(at.shape, tl.float32)
     for split in range(splits):
@@ -85,6 +86,7 @@ def pool_samples(
     """
     size = rows * C
     factor = 1.0 + (of_channel(center, channel, inside, 0.0) if CENTER else 0.0)
+    near = of_channel(parts, channel, inside, 0.0)
     total = tl.zeros((ROWS, channel.shape[0]), tl.float32)
     for start in range(0, rows, ROWS):
         row = start + tl.arange(0, ROWS)
@@ -93,18 +95,18 @@ def pool_samples(
         mean, var = merged_moments(parts, at, mask, size, positions, splits, span)
         tl.store(tables + at, mean, mask=mask)
         tl.store(tables + size + at, var, mask=mask)
-        total += mean
+        total += tl.where(mask, mean - near, 0.0)
     tl.debug_barrier()  # the tables are read again by other threads
-    middle = tl.sum(total, 0)[None, :] / rows * factor
+    middle = near + tl.sum(total, 0)[None, :] / rows
     total = tl.zeros((ROWS, channel.shape[0]), tl.float32)
     for start in range(0, rows, ROWS):
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & inside[None, :]
         at = row[:, None] * C + channel[None, :]
-        apart = tl.load(tables + at, mask=mask, other=0.0) * factor - middle
+        apart = (tl.load(tables + at, mask=mask, other=0.0) - middle) * factor
         inner = tl.load(tables + size + at, mask=mask, other=0.0)
         total += tl.where(mask, inner + apart * apart, 0.0)
-    return middle, tl.sum(total, 0)[None, :] / rows
+    return middle * factor, tl.sum(total, 0)[None, :] / rows
 
 
 @triton.jit
