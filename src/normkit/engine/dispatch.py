@@ -248,7 +248,7 @@ def _in_graph(
         reason = "no operator makes its coefficients"
     elif description is not None and has_gaps(description):
         family, reason = None, "its parameters or statistics have gaps in memory"
-    way = COMPILED[family or "moments"][followed]
+    way = COMPILED[family or "moments"][int(followed)]
     if family is None and way != "expression":
         way = "moments"
     return Path(way, reason, part)

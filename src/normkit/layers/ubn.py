@@ -324,14 +324,16 @@ class UBN(BatchNormalizer):
         memory = self.memory(x.numel() // self.channels, state)
         if memory is None and self.tracks(state):
             return None
+        # a kernel reads and writes at one address: the buffers, but for a forward that is repeated
+        kept = state.statistics if state.again else self._buffers
         given = None
         if self.fct or not batch:
-            mean, var = state.statistics["running_mean"], state.statistics["running_var"]
+            mean, var = kept["running_mean"], kept["running_var"]
             assert mean is not None and var is not None
             given = mean, var
         condensation = score = None
         if self.fct and batch:
-            score = state.statistics["score"]
+            score = kept["score"]
             assert score is not None
             if state.again:
                 score = score.clone()  # a kernel lets the batch enter it once more

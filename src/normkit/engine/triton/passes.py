@@ -83,8 +83,8 @@ def moments_kernel(
     near = tl.zeros((CELLS,), tl.float32)
     for quarter in tl.static_range(4):
         some = first + (last - first) // 4 * quarter
-        value = tl.load(x + _one(block, cell, some, M, K, ROWS), mask=cell < K, other=0.0)
-        near += value.to(tl.float32) * 0.25
+        probe = tl.load(x + _one(block, cell, some, M, K, ROWS), mask=cell < K, other=0.0)
+        near += probe.to(tl.float32) * 0.25
     mean = tl.zeros((POSITIONS, CELLS), tl.float32)
     square = tl.zeros((POSITIONS, CELLS), tl.float32)
     seen = 0.0
