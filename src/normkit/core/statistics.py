@@ -40,9 +40,11 @@ class LayerState:
 
         A copy where autograd may keep it: buffers change in place, and no graph may meet that.
         """
-        found = self.statistics[name]
-        assert found is not None, name
-        return found.clone() if torch.is_grad_enabled() else found
+        table = self.statistics[name]
+        assert table is not None, name
+        # torch.jit.trace runs once with gradients and once without, and compares the graphs
+        may_be_kept = torch.is_grad_enabled() and torch._C._get_tracing_state() is None
+        return table.clone() if may_be_kept else table
 
     def knows(self, name: str) -> bool:
         """Whether the layer keeps this statistic."""
