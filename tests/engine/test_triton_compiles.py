@@ -1,0 +1,70 @@
+"""The kernels compile for a GPU, also where there is none: what the interpreter forgives, the
+compiler does not. A process of its own, for Triton decides when it is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+COMPILE = """
+import os
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import normkit as nk
+from normkit.engine.families import depthwise, fused, pixel
+from normkit.engine.triton import launch
+
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32"}
+compiled = set()
+
+
+def compile(self, *tensors):
+    types = [TYPES[(tensors[0] if t is None else t).dtype] for t in tensors]
+    names, values = self.kernel.arg_names, [*types, *self.numbers, *self.constants]
+    signature, constants = {}, {}
+    for place, (name, value) in enumerate(zip(names, values, strict=True)):
+        fixed = place >= len(types) + len(self.numbers) or (type(value) is int and value == 1)
+        kind = "fp32" if type(value) is float else "i32"
+        signature[name] = value if place < len(types) else "constexpr" if fixed else kind
+        if place >= len(types) and fixed:
+            constants[(place,)] = value
+    key = self.kernel.__name__, str(signature), str(constants)
+    if key not in compiled:
+        compiled.add(key)
+        source = ASTSource(self.kernel, signature, constants)
+        triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": self.warps})
+
+
+launch.Launch.__call__ = compile
+os.environ["TRITON_INTERPRET"] = "1"  # Triton has been imported: for the dispatch alone
+nk.use_backend("triton")
+for name in sys.argv[1:]:
+    layer = nk.make(name, 16)
+    x = torch.randn(2, 16, 4, 4, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    layer(x.requires_grad_(), None, "relu").sum().backward()
+print(len(compiled))
+"""
+
+
+@pytest.mark.parametrize(
+    "names", ["bn gn batch_renorm", "rbn bcn sn", "ubn bnet pn"], ids=lambda names: names
+)
+def test_kernels_compile_for_a_gpu(names, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILE, *names.split()],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert int(ran.stdout) > 5
