@@ -18,7 +18,7 @@ from normkit.core.layout import Batch, Channels
 FAMILIES = ("pool-sample", "pool-batch", "gate", "channel", "mix")
 LOOKS_AT = ("nothing", "normalized", "input")
 
-# of the schemas: the slots, in the order of Record
+# of the schemas: the slots, in the order of OperatorRecord
 SLOTS = ", ".join(f"Tensor? {name}" for name in ("weight", "bias", "third", "fourth", "fifth"))
 KIND = "str family, int[] options, float eps"
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
@@ -36,7 +36,7 @@ class Options(NamedTuple):
     less: int = 0  # of mixtures: variances are times L/(L − less), L the positions
 
 
-class Record(NamedTuple):
+class OperatorRecord(NamedTuple):
     """The arguments of an operator, less x."""
 
     parameters: Slots  # five
@@ -46,7 +46,7 @@ class Record(NamedTuple):
     eps: float
 
 
-def spread(fusion: Fusion, whole: bool) -> Record | None:
+def spread(fusion: Fusion, whole: bool) -> OperatorRecord | None:
     """The record of a description; None if it has no place in a graph."""
     family = graph_family(fusion)
     if family is None:
@@ -59,7 +59,7 @@ def spread(fusion: Fusion, whole: bool) -> Record | None:
         # the factor depends on the size: as a number it would tie the graph to this one
         options = options._replace(less=int(fusion.unbias != 1.0))
     parameters = (*fusion.parameters, None, None, None)[:5]
-    return Record(parameters, given or (None, None), family, list(options), fusion.eps)
+    return OperatorRecord(parameters, given or (None, None), family, list(options), fusion.eps)
 
 
 def gathered(
