@@ -179,6 +179,44 @@ def test_the_backward_of_a_backward(layer):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
 
 
+def test_the_backward_of_a_backward_of_other_parameters(layer):
+    """functional_call has given the layer back its own parameters when the backward comes."""
+    x = inputs(5, (3, 2), dtype=torch.float32, channels=layer.channels).to(DEVICE)
+    own = {name: p for name, p in layer.named_parameters() if p.requires_grad}
+    twin = copy.deepcopy(layer)
+
+    def penalty(layer):
+        a = x.clone().requires_grad_()
+        given = {name: (p.detach() * 1.1 + 0.1).requires_grad_() for name, p in own.items()}
+        y = torch.func.functional_call(layer, given, (a,))
+        layer.eval()  # nor is the mode that of the forward any more
+        (first,) = torch.autograd.grad(y, a, torch.sin(x), create_graph=True)
+        wanted = [a, *(p for name, p in given.items() if name != "bias")]
+        return torch.autograd.grad(first.square().sum(), wanted, allow_unused=True)
+
+    with nk.use_backend("triton"):
+        found = penalty(layer)
+    with nk.use_backend("torch"):
+        expected = penalty(twin)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_many_gradients_at_once(layer):
+    x = inputs(2, (2, 2), dtype=torch.float32, channels=layer.channels).to(DEVICE)
+
+    def call(x):
+        return copy.deepcopy(layer)(x, torch.ones_like(x), "silu")
+
+    with nk.use_backend("triton"):
+        found = torch.autograd.functional.jacobian(call, x, vectorize=True)
+    with nk.use_backend("torch"):
+        expected = torch.autograd.functional.jacobian(call, x, vectorize=True)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_checkpointing_counts_once(layer):
     twin = copy.deepcopy(layer)
     x = inputs(dtype=torch.float32, channels=layer.channels).to(DEVICE)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.core.moments import Coefficients
+from normkit.core.moments import Coefficients, Moments
 
 
 class LayerState:
@@ -82,6 +82,51 @@ class MapResult(NamedTuple):
     update: StateUpdate | None = None
     gate: Tensor | None = None
     """(N, C): the factor of each sample that is in the map, for layers that need it once more."""
+
+
+class Seen(NamedTuple):
+    """What a kernel saw of a state that may have changed since: it leaves that with its tables."""
+
+    statistics: Mapping[str, Tensor] = {}
+    observed: Mapping[str, Any] = {}
+    fixed: bool = False
+    """Whether these statistics made the map, and not those of the batch."""
+
+
+class Repetition(NamedTuple):
+    """How a layer makes its map once more, on tables, for the backward of a backward."""
+
+    layer: Any
+    state: LayerState
+    parameters: Mapping[str, Tensor | None]
+    """Those of the layer as they were: inside of functional_call they are others than now."""
+
+    def result(
+        self,
+        moments: Moments,
+        given: Iterable[Tensor | None],
+        saved: Iterable[Tensor | None],
+        seen: Seen,
+    ) -> MapResult:
+        """The layer's own function, of the parameters that autograd saved for those given."""
+        before = self.state
+        state = LayerState(
+            before.training and not seen.fixed,
+            {**before.statistics, **seen.statistics},
+            True,
+            {**before.observed, **seen.observed},
+        )
+        pairs = [(g, s) for g, s in zip(given, saved, strict=True) if g is not None]
+        then = {name: s for name, p in self.parameters.items() for g, s in pairs if p is g}
+        assert len(then) == len(pairs)
+        kept = self.layer._parameters
+        now = {name: kept[name] for name in then}
+        kept.update(then)
+        try:
+            result: MapResult = self.layer.compute(moments, state)
+        finally:
+            kept.update(now)
+        return result
 
 
 def all_finite(tables: Iterable[Tensor]) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 from normkit.core.fusion import Fusion
 from normkit.core.layout import Batch, Channels, Layout, dense
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import Repetition
 from normkit.engine import plain
 from normkit.engine.compile import graph
 from normkit.engine.dispatch import OPERATORS, Path, decide, looked_into_backward
@@ -70,6 +71,7 @@ def fused(
     path: Path,
     x: Tensor,
     fusion: Fusion,
+    repetition: Repetition,
     *,
     cells: Callable[[Tensor], Layout],
     residual: Tensor | None = None,
@@ -87,7 +89,7 @@ def fused(
     from normkit.engine.families import fused as families  # needs Triton, which is here
 
     assert isinstance(layout, Batch | Channels)
-    return families.fused(x, fusion, residual, activation, layout)
+    return families.fused(x, fusion, residual, activation, layout, repetition)
 
 
 def moments(x: Tensor, cells: Callable[[Tensor], Layout] = Channels) -> Moments:

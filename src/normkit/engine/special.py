@@ -13,13 +13,17 @@ from torch import Tensor
 
 from normkit.core.fusion import Depthwise, Pixel
 from normkit.core.layout import Batch, Channels, Layout
+from normkit.core.statistics import Repetition
 from normkit.engine import plain
 from normkit.engine.dispatch import Path, decide_weight
 from normkit.engine.epilogue import check
 
 
 def normalized_depthwise(
-    x: Tensor, description: Depthwise, cells: Callable[[Tensor], Layout]
+    x: Tensor,
+    description: Depthwise,
+    cells: Callable[[Tensor], Layout],
+    repetition: Repetition,
 ) -> tuple[Tensor, Tensor, int]:
     """A norm and the convolution after it, a tensor, and where in it the statistics of the batch
     begin."""
@@ -27,7 +31,7 @@ def normalized_depthwise(
 
     layout = cells(x)
     assert isinstance(layout, Batch | Channels)
-    return depthwise.fused_depthwise(x, description, layout)
+    return depthwise.fused_depthwise(x, description, layout, repetition)
 
 
 def normalized_pixels(

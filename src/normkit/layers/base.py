@@ -16,7 +16,7 @@ from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments, per_channel
 from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
-from normkit.core.statistics import LayerState, MapResult, StateUpdate
+from normkit.core.statistics import LayerState, MapResult, Repetition, StateUpdate
 from normkit.core.tracing import node_of
 from normkit.core.trained import DECAYED, NOT_DECAYED, SCALES, FixedMap, ParameterRole, TrainedBN
 from normkit.engine.dispatch import KERNELS, Path, decide
@@ -310,7 +310,10 @@ class Normalizer(Configured, Measured):
 
     def description(self, x: Tensor, state: LayerState) -> Any:
         """What there is to compute, in words that kernels know; None if they do not."""
-        return None if self.exchange is not None else self.fusion(x, state)
+        # parametrized parameters are other tensors at each look: nobody could tell them again
+        if self.exchange is not None or "parametrizations" in self._modules:
+            return None
+        return self.fusion(x, state)
 
     def path(self, x: Tensor, *, compiled: bool | None = None, followed: bool = False) -> Path:
         """Which code computes an input: what ``normalize`` decides, for ``nk.why`` to tell."""
@@ -334,13 +337,23 @@ class Normalizer(Configured, Measured):
         written."""
         if fusion is not None and path.name in KERNELS:
             y, tables, begin, gates = fused(
-                path, x, fusion, cells=self.cells, residual=residual, activation=activation
+                path,
+                x,
+                fusion,
+                self.repetition(state),
+                cells=self.cells,
+                residual=residual,
+                activation=activation,
             )
             self.after_fusion(fusion, state, tables, begin, x)
             return y, gates
         y, result = self.mapped(x, state, residual, activation, path)
         self.write(result.update)
         return y, result.gate
+
+    def repetition(self, state: LayerState) -> Repetition:
+        """How a kernel's map is made once more where it has to be differentiated twice."""
+        return Repetition(self, state, dict(self._parameters))
 
     def state(self) -> LayerState:
         """What a forward starts from."""

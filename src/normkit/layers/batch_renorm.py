@@ -94,7 +94,7 @@ class BatchRenorm(BatchNormalizer):
             return MapResult(map.then(self.weight, self.bias))
         pooled = moments.pooled(samples=self.virtual_batch)
         std = torch.sqrt(pooled.var + self.eps)
-        r, d = self.correction(pooled.mean, std, state)
+        r, d = state.observed.get("correction") or self.correction(pooled.mean, std, state)
         update = None
         if self.tracks(state):
             with torch.no_grad():

@@ -369,7 +369,7 @@ class UBN(BatchNormalizer):
         both = self.description(x, state)
         path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
         if path.name == "fused" and not path.part:
-            y, tables, begin = normalized_depthwise(x, both, self.cells)
+            y, tables, begin = normalized_depthwise(x, both, self.cells, self.repetition(state))
             self.after_fusion(both.norm, state, tables, begin, x)
             return epilogue(y, residual, activation)
         standardized, s = self.run(path, x, state, None if both is None else both.norm)

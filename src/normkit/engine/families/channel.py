@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from normkit.core.fusion import Channel
-from normkit.core.moments import Coefficients, Moments, spread
+from normkit.core.statistics import Seen
 from normkit.engine.families.family import ChannelLayout, FamilyTables
 from normkit.engine.families.gate import COLUMNS, FEW
 from normkit.engine.triton import passes, stages
@@ -107,26 +107,11 @@ def _tile(rows: int, channels: int, groups: int) -> tuple[int, tuple[int, ...]]:
     return -(-groups // many), (deep, high, many, wide)
 
 
-def expression(
-    fusion: Channel,
-    moments: Moments,
-    parameters: tuple[Tensor | None, ...],
-    tables: Tensor,
-) -> tuple[Coefficients, Tensor | None]:
-    weight, bias, *own = parameters
-    rows, channels = moments.mean.shape
-    statistics = moments.pooled(samples=None)
-    if _flags(fusion)[0]:
-        mean, var = tables[-2 * channels :].view(2, 1, channels)
-        statistics = Moments(mean, var, 1)
-    first = statistics.standardizing(fusion.eps).then(weight, bias)
-    wide = channels // fusion.groups
-    pooled = moments.after(first).pooled(channels=wide).standardizing(fusion.eps)
-    second = pooled.each(lambda table: spread(table, samples=rows, groups_of=wide))
-    if own[0] is not None and own[1] is not None:
-        repeats = channels // own[0].shape[0]
-        second = second.then(*(t.repeat_interleave(repeats) for t in own if t is not None))
-    return first.then(*second), None
+def seen(fusion: Channel, tables: Tensor, rows: int, channels: int) -> Seen:
+    if not _flags(fusion)[0]:
+        return Seen()
+    mean, var = tables[-2 * channels :].view(2, channels)
+    return Seen({"running_mean": mean, "running_var": var}, fixed=True)
 
 
 # ---------------------------------------------------------------- kernels

@@ -26,7 +26,9 @@ from torch import Tensor
 
 from normkit.core.fusion import Depthwise, Fusion
 from normkit.core.moments import Moments
+from normkit.core.statistics import Repetition
 from normkit.engine import plain
+from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.families.family import ChannelLayout, Family
 from normkit.engine.families.fused import FAMILIES
@@ -40,13 +42,15 @@ WARPS = 4
 
 
 def fused_depthwise(
-    x: Tensor, description: Depthwise, layout: ChannelLayout
+    x: Tensor, description: Depthwise, layout: ChannelLayout, repetition: Repetition
 ) -> tuple[Tensor, Tensor, int]:
     """Σ_t kernel[t]·z[p + t] + s·bias, z the map of the norm and s its gates, or 1; and the tables
     that were made, with where in them the statistics of the batch begin."""
     norm, kernel, bias = description
     family = FAMILIES[type(norm)]
-    return _FusedDepthwise.apply(x, kernel, bias, norm, layout, family, *norm.parameters)
+    return _FusedDepthwise.apply(
+        x, kernel, bias, norm, layout, (family, repetition), *norm.parameters
+    )
 
 
 class _FusedDepthwise(torch.autograd.Function):
@@ -58,9 +62,10 @@ class _FusedDepthwise(torch.autograd.Function):
         bias: Tensor | None,
         fusion: Fusion,
         layout: ChannelLayout,
-        family: Family,
+        source: tuple[Family, Repetition],
         *parameters: Tensor | None,
     ) -> Any:
+        family, ctx.repetition = source
         parts = passes.moment_parts(x, layout)
         tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
         y = layout.like(x)
@@ -79,8 +84,10 @@ class _FusedDepthwise(torch.autograd.Function):
         fusion, layout, family, period = ctx.given
         if grad is None:
             return (None,) * (6 + len(parameters))
-        if torch.is_grad_enabled():
-            return _again(ctx, grad, tables, [x, kernel, bias, *parameters])
+        if looked_into_backward(grad):
+            return _again(
+                torch.is_grad_enabled(), ctx, grad, tables, [x, kernel, bias, *parameters]
+            )
         n, c = x.shape[:2]
         start, splits = _sums(_sizes(x, layout, period))
         parts, taps = passes.table(x, 2 * splits * n * c), passes.table(x, 10 * splits * n * c)
@@ -113,26 +120,28 @@ class _FusedDepthwise(torch.autograd.Function):
         return dx, *wanted[:2], None, None, None, *wanted[2:]
 
 
+@torch.enable_grad()
 def _again(
-    ctx: Any, grad: Tensor, tables: Tensor, given: list[Tensor | None]
+    further: bool, ctx: Any, grad: Tensor, tables: Tensor, given: list[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """The backward of a backward: through the plain expression, which autograd differentiates."""
+    """Where someone looks into a backward: the layer computes its map again, and autograd
+    differentiates, ``further`` if there will be another backward."""
     x, kernel, bias, *parameters = given
     assert x is not None and kernel is not None
     fusion, layout, family, _ = ctx.given
     moments = Moments(*plain.moments(x, layout), layout.count)
-    map, gates = family.expression(fusion, moments, tuple(parameters), tables)
-    z = plain.affine(
-        x, AffineMap(*map.each(lambda t: t.expand(layout.rows, layout.columns))), layout
-    )
+    size = (layout.rows, layout.columns)
+    seen = family.seen(fusion, tables, *size)
+    result = ctx.repetition.result(moments, fusion.parameters, parameters, seen)
+    z = plain.affine(x, AffineMap(*result.map.each(lambda t: t.expand(size))), layout)
     y = F.conv2d(z, kernel.to(z.dtype), padding=1, groups=x.shape[1])
     if bias is not None:
-        kept = gates is not None and getattr(fusion, "keeps_gates", False)
-        added = gates * bias if kept else bias
+        kept = result.gate is not None and getattr(fusion, "keeps_gates", False)
+        added = result.gate.expand(size) * bias if kept else bias
         y = y + added.to(y.dtype).reshape(-1, x.shape[1], 1, 1)
     needs = (*ctx.needs_input_grad[:3], *ctx.needs_input_grad[6:])
     inputs = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
-    flowing = iter(torch.autograd.grad(y, inputs, grad, create_graph=True, allow_unused=True))
+    flowing = iter(torch.autograd.grad(y, inputs, grad, create_graph=further, allow_unused=True))
     back = [
         next(flowing) if need and t is not None else None
         for t, need in zip(given, needs, strict=True)

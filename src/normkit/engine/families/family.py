@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from normkit.core.layout import Batch, Channels
-from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import Seen
 from normkit.engine.triton.passes import Parts
 
 ChannelLayout = Batch | Channels
@@ -42,11 +42,5 @@ class Family(Protocol):
         """From the parts of the sums: a tensor that begins with constant and slope of dx, and the
         gradients of the parameters."""
 
-    def expression(
-        self,
-        fusion: Any,
-        moments: Moments,
-        parameters: tuple[Tensor | None, ...],
-        tables: Tensor,
-    ) -> tuple[Coefficients, Tensor | None]:
-        """The map and the gates as expressions on tables, for the backward of a backward."""
+    def seen(self, fusion: Any, tables: Tensor, rows: int, channels: int) -> Seen:
+        """What the map was made of beside the batch, for the backward of a backward."""

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool
 from normkit.core.moments import Moments
+from normkit.core.statistics import Repetition
 from normkit.engine import plain
+from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.families import channel, gate, mix, pool
 from normkit.engine.families.family import ChannelLayout, Family
@@ -28,13 +30,18 @@ FAMILIES: dict[type, Family] = {
 
 
 def fused(
-    x: Tensor, fusion: Fusion, residual: Tensor | None, act: str, layout: ChannelLayout
+    x: Tensor,
+    fusion: Fusion,
+    residual: Tensor | None,
+    act: str,
+    layout: ChannelLayout,
+    repetition: Repetition,
 ) -> tuple[Tensor, Tensor, int, Tensor | None]:
     """The layer's output; the tables that were made and where in them the statistics of the batch
     begin, which carry no gradient; and the gates if they are kept.
     """
     family = FAMILIES[type(fusion)]
-    return _Fused.apply(x, residual, fusion, act, layout, family, *fusion.parameters)
+    return _Fused.apply(x, residual, fusion, act, layout, (family, repetition), *fusion.parameters)
 
 
 class _Fused(torch.autograd.Function):
@@ -48,9 +55,10 @@ class _Fused(torch.autograd.Function):
         fusion: Fusion,
         act: str,
         layout: ChannelLayout,
-        family: Family,
+        source: tuple[Family, Repetition],
         *parameters: Tensor | None,
     ) -> Any:
+        family, ctx.repetition = source
         parts = passes.moment_parts(x, layout)
         tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
         y = passes.apply_map(x, tables, period, residual, act, layout)
@@ -67,8 +75,10 @@ class _Fused(torch.autograd.Function):
         fusion, act, layout, family, period = ctx.given
         if grad is None:
             grad = torch.zeros_like(x)
-        if torch.is_grad_enabled():
-            return _again(ctx, grad, grad_gates, tables, [x, residual, *parameters])
+        if looked_into_backward(grad):
+            return _again(
+                torch.is_grad_enabled(), ctx, grad, grad_gates, tables, [x, residual, *parameters]
+            )
         needs = ctx.needs_input_grad
         parts, dr = passes.sum_parts(grad, x, tables, period, residual, act, layout, needs[1])
         extra, found = family.gradients(x, parts, fusion, layout, tables, grad_gates)
@@ -82,25 +92,33 @@ class _Fused(torch.autograd.Function):
         return dx, dr, None, None, None, None, *wanted
 
 
+@torch.enable_grad()
 def _again(
-    ctx: Any, grad: Tensor, grad_gates: Tensor | None, tables: Tensor, given: list[Tensor | None]
+    further: bool,
+    ctx: Any,
+    grad: Tensor,
+    grad_gates: Tensor | None,
+    tables: Tensor,
+    given: list[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
-    """The backward of a backward: through the plain expression, which autograd differentiates."""
+    """Where someone looks into a backward: the layer computes its map again, and autograd
+    differentiates, ``further`` if there will be another backward."""
     x, residual, *parameters = given
     assert x is not None
     fusion, act, layout, family, _ = ctx.given
     moments = Moments(*plain.moments(x, layout), layout.count)
-    map, gates = family.expression(fusion, moments, tuple(parameters), tables)
     size = (layout.rows, layout.columns)
-    scale, shift, center = map.each(lambda t: t.expand(size))
+    seen = family.seen(fusion, tables, *size)
+    result = ctx.repetition.result(moments, fusion.parameters, parameters, seen)
+    scale, shift, center = result.map.each(lambda t: t.expand(size))
     y = plain.affine(x, AffineMap(scale, shift, center, residual, act), layout)
     needs = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], *ctx.needs_input_grad[6:]]
     inputs = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
     outputs, outer = [y], [grad]
-    if gates is not None and grad_gates is not None:
-        outputs, outer = [y, gates], [grad, grad_gates]
+    if result.gate is not None and grad_gates is not None:
+        outputs, outer = [y, result.gate.expand(size)], [grad, grad_gates]
     flowing = iter(
-        torch.autograd.grad(outputs, inputs, outer, create_graph=True, allow_unused=True)
+        torch.autograd.grad(outputs, inputs, outer, create_graph=further, allow_unused=True)
     )
     back = [
         next(flowing) if need and t is not None else None

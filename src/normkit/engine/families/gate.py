@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from normkit.core.fusion import Gate
-from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import Seen
 from normkit.engine.families.condensation import update_score
 from normkit.engine.families.family import ChannelLayout, FamilyTables
 from normkit.engine.triton import passes, stages
@@ -122,36 +122,17 @@ def _flags(fusion: Gate) -> tuple[int, ...]:
     return source, fusion.center is not None, gate, affine, fusion.keeps_gates
 
 
-def expression(
-    fusion: Gate,
-    moments: Moments,
-    parameters: tuple[Tensor | None, ...],
-    tables: Tensor,
-) -> tuple[Coefficients, Tensor | None]:
-    weight, bias, gate_weight, gate_bias, center = parameters
-    assert gate_bias is not None
-    added = moments.mean * 0 if center is None else center * moments.mean
-    calibrated = Moments(moments.mean + added, moments.var, moments.count)
-    statistics = calibrated.pooled(samples=None)
-    if fusion.given is not None:
-        rows, channels = moments.mean.shape
-        begin = 5 * rows * channels + 2 * channels
-        used = tables[begin : begin + 2 * channels].view(2, 1, channels)
-        batch = tables[-1] > 0 if fusion.score is not None else torch.zeros_like(tables[-1]) > 0
-        mean, var = (
-            torch.where(batch, of_batch, constant)
-            for of_batch, constant in zip((statistics.mean, statistics.var), used, strict=True)
-        )
-        statistics = Moments(mean, var, 1)
-    standardized = statistics.standardizing(fusion.eps)
-    z = gate_bias.float()
-    if gate_weight is not None:
-        seen = moments.mean
-        if fusion.looks_at == "normalized":
-            seen = standardized.of(calibrated.mean)
-        z = gate_weight * seen + gate_bias
-    s = torch.sigmoid(z).expand_as(moments.mean)
-    return standardized.after_adding(added).then(s, None).then(weight, bias), s
+def seen(fusion: Gate, tables: Tensor, rows: int, channels: int) -> Seen:
+    if fusion.given is None:
+        return Seen()
+    begin = 5 * rows * channels + 2 * channels
+    mean, var = tables[begin : begin + 2 * channels].view(2, channels)
+    statistics = {"running_mean": mean, "running_var": var}
+    if fusion.score is None:
+        return Seen(statistics, fixed=True)
+    # only on which side of the threshold it was
+    statistics["score"] = torch.where(tables[-1:] > 0, torch.inf, -torch.inf)
+    return Seen(statistics)
 
 
 # ---------------------------------------------------------------- kernels

@@ -25,13 +25,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from normkit.core.fusion import Mix
-from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import Seen
 from normkit.engine.families.family import ChannelLayout, FamilyTables
 from normkit.engine.families.gate import COLUMNS, FEW
 from normkit.engine.triton import passes, stages
@@ -129,28 +128,12 @@ def _tile(rows: int, channels: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (-(-channels // COLUMNS),), (min(passes.power_of_two(rows), HIGH), COLUMNS)
 
 
-def expression(
-    fusion: Mix,
-    moments: Moments,
-    parameters: tuple[Tensor | None, ...],
-    tables: Tensor,
-) -> tuple[Coefficients, Tensor | None]:
-    weight, bias, mean_weight, var_weight = parameters
-    assert mean_weight is not None and var_weight is not None
-    rows, channels = moments.mean.shape
-    own = Moments(moments.mean, moments.var * fusion.unbias, moments.count)
-    statistics = [own, own.pooled(channels=channels), own.pooled(samples=None)]
-    if fusion.given is not None:
-        begin = 5 * rows * channels
-        mean, var = tables[begin : begin + 2 * channels].view(2, 1, channels)
-        statistics[2] = Moments(mean, var, 1)
-    # two shares, if there is no batch part
-    shares = torch.softmax(mean_weight.float(), 0), torch.softmax(var_weight.float(), 0)
-    each = tuple(zip(shares[0], statistics, strict=False))
-    mean = torch.stack([(share * part.mean).expand_as(own.mean) for share, part in each]).sum(0)
-    each = tuple(zip(shares[1], statistics, strict=False))
-    var = torch.stack([(share * part.var).expand_as(own.var) for share, part in each]).sum(0)
-    return Moments(mean, var, 1).standardizing(fusion.eps).then(weight, bias), None
+def seen(fusion: Mix, tables: Tensor, rows: int, channels: int) -> Seen:
+    if fusion.given is None:
+        return Seen()
+    begin = 5 * rows * channels
+    mean, var = tables[begin : begin + 2 * channels].view(2, channels)
+    return Seen({"running_mean": mean, "running_var": var}, fixed=True)
 
 
 # ---------------------------------------------------------------- kernels

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from normkit.core.fusion import Pool
-from normkit.core.moments import Coefficients, Moments, spread
+from normkit.core.statistics import Seen
 from normkit.engine.families.family import ChannelLayout, FamilyTables
 from normkit.engine.triton import passes, stages
 from normkit.engine.triton.launch import Launch
@@ -114,20 +114,11 @@ def _tile(members: int, channels: int, groups: int, samples: int) -> tuple[int, 
     return -(-groups // many), (deep, depth, many, wide)
 
 
-def expression(
-    fusion: Pool,
-    moments: Moments,
-    parameters: tuple[Tensor | None, ...],
-    tables: Tensor,
-) -> tuple[Coefficients, Tensor | None]:
-    rows, columns = moments.mean.shape
-    wide = columns // fusion.groups
-    samples = None if fusion.kind == "batch" else 1
-    map = moments.pooled(samples=samples, channels=wide).standardizing(fusion.eps)
-    map = map.each(lambda table: spread(table, samples=rows, groups_of=wide))
-    if fusion.ramps is not None:
-        map = map.then(*tables[-2 * columns :].view(2, columns))
-    return map.then(*parameters), None
+def seen(fusion: Pool, tables: Tensor, rows: int, channels: int) -> Seen:
+    if fusion.ramps is None:
+        return Seen()
+    r, d = tables[-2 * channels :].view(2, 1, channels)
+    return Seen(observed={"correction": (r, d)})
 
 
 # ---------------------------------------------------------------- kernels
