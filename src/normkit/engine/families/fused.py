@@ -35,10 +35,11 @@ def fused(
     residual: Tensor | None,
     act: str,
     layout: ChannelLayout,
-    repetition: Repetition,
+    repetition: Repetition | None = None,
 ) -> tuple[Tensor, Tensor, int, Tensor | None]:
     """The layer's output; the tables that were made and where in them the statistics of the batch
-    begin, which carry no gradient; and the gates if they are kept.
+    begin, which carry no gradient; and the gates if they are kept. Only with a ``repetition`` can
+    its gradient be differentiated once more.
     """
     family = FAMILIES[type(fusion)]
     return _Fused.apply(x, residual, fusion, act, layout, (family, repetition), *fusion.parameters)
@@ -55,7 +56,7 @@ class _Fused(torch.autograd.Function):
         fusion: Fusion,
         act: str,
         layout: ChannelLayout,
-        source: tuple[Family, Repetition],
+        source: tuple[Family, Repetition | None],
         *parameters: Tensor | None,
     ) -> Any:
         family, ctx.repetition = source
