@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from normkit.calibration.fingerprint import Fingerprint
-from normkit.calibration.side_by_side import current_run, run_side_by_side
 from normkit.core.moments import Moments
 from normkit.errors import NonFiniteWarning, OptionError
 from normkit.inspection import undisturbed
 from normkit.inspection.batches import BatchReader
 from normkit.inspection.run import Listener, progressive, watch_inputs
+from normkit.inspection.side_by_side import current_run, run_side_by_side
 from normkit.inspection.statistics import MergedMoments, NormStatistics, weights_of_rows
 
 FEWEST = 30  # images: a standard error from fewer says little

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from normkit.conversion.edits import Edit, ReplaceModule, final_tensors, replacements
+from normkit.conversion.fit.report import FitReport
 from normkit.conversion.forward_probe import (
     Probe,
     difference,
@@ -56,6 +57,8 @@ class Certificate:
     tolerance: float = 0.0
     """What still counts as rounding."""
     notes: tuple[str, ...] = ()
+    fit: FitReport | None = None
+    """What a fit on images has come to, if there was one."""
 
     @property
     def exact(self) -> bool:
@@ -108,6 +111,7 @@ class Certificate:
                 f"Not called for this input, and measured with random numbers: "
                 f"{', '.join(self.unreached)}."
             )
+        lines += [] if self.fit is None else [str(self.fit)]
         return "\n".join([*lines, *self.notes])
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,6 +129,7 @@ class Certificate:
             "layers": {path: _plain(value) for path, value in self.layers.items()},
             "unreached": list(self.unreached),
             "notes": list(self.notes),
+            "fit": None if self.fit is None else self.fit.to_dict(),
         }
 
     def to_json(self, indent: int | None = 2) -> str:

@@ -10,6 +10,8 @@ from torch import nn
 from normkit.conversion.carry import replace_norms
 from normkit.conversion.edits import ROOT, ReplaceModule, refuse_unchangeable
 from normkit.conversion.forward_probe import check_example
+from normkit.conversion.fit.data import Fit
+from normkit.conversion.fit.norms import fitted_norms
 from normkit.conversion.plan import Optimizers, Plan
 from normkit.conversion.targets import find_target
 from normkit.errors import NormkitError, OptionError
@@ -28,6 +30,7 @@ def convert(
     *,
     example: Any = None,
     optimizer: Optimizers = None,
+    fit: Any = None,
     **options: Any,
 ) -> Model:
     """Turn the norms of a model into another kind, in place; returns the model.
@@ -41,7 +44,9 @@ def convert(
     >>> nk.convert(model, "gn", groups=4)[1]
     GN(8, groups=4)
     """
-    plan = plan_conversion(model, to, where, example=example, optimizer=optimizer, **options)
+    plan = plan_conversion(
+        model, to, where, example=example, optimizer=optimizer, fit=fit, **options
+    )
     plan._apply(None, stacklevel=3)  # a warning is to point at the caller
     return model
 
@@ -53,6 +58,7 @@ def plan_conversion(
     *,
     example: Any = None,
     optimizer: Optimizers = None,
+    fit: Any = None,
     **options: Any,
 ) -> Plan:
     """A plan to turn the norms of a model into another kind. Nothing is changed yet.
@@ -65,6 +71,12 @@ def plan_conversion(
     Each layer takes over what it can: scale, shift, running statistics, eps, momentum, mode,
     device and type, a fused activation, hooks. The printed plan says what is carried, what
     starts anew, what is lost, and why a norm is left as it is.
+
+    With ``fit``, some images without labels (a tensor, a loader, batches, or a ``Fit``), scales and
+    shifts are then chosen layer by layer so that each new norm gives what the old one gave, from
+    the inputs that the converted network has by then: a pretrained batch-norm network stays
+    accurate as gn or ln. Then ``groups="fit"``, or a list of numbers, takes for each layer the
+    number of groups that fits best. The plan and the certificate hold the ``FitReport``.
 
     >>> import torch, normkit as nk
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
@@ -79,7 +91,13 @@ def plan_conversion(
     sites = select(_survey(model, example), where)
     if any(site.path == "" for site in sites):
         raise OptionError(ROOT)
-    edits, steps = replace_norms(model, sites, lambda site: (target, options))
+    report, fitting = None, []
+    if fit is None:
+        _refuse_fitted_options(options)
+        edits, steps = replace_norms(model, sites, lambda site: (target, options))
+    else:
+        images = fit if isinstance(fit, Fit) else Fit(fit)
+        edits, steps, fitting, report = fitted_norms(model, sites, target, options, images)
     going = {edit.paths[0] for edit in edits}
     folding = {_folding_method(site, model) for site in sites if site.path in going}
     notes = [
@@ -89,7 +107,23 @@ def plan_conversion(
     ]
     notes += also_held(model, edits)
     title = f"{type(model).__name__} to {target.name}"
-    return Plan(model, edits, steps, example=example, optimizer=optimizer, title=title, notes=notes)
+    return Plan(
+        model,
+        [*edits, *fitting],
+        steps,
+        example=example,
+        optimizer=optimizer,
+        title=title,
+        notes=notes,
+        fit=report,
+    )
+
+
+def _refuse_fitted_options(options: Mapping[str, Any]) -> None:
+    if isinstance(options.get("groups"), str | list | tuple):
+        raise OptionError(
+            f"groups={options['groups']!r} is chosen by how well it fits: give images, fit=images."
+        )
 
 
 def _survey(model: nn.Module, example: Any) -> Survey:

@@ -126,8 +126,10 @@ def final_tensors(edits: Sequence[Edit]) -> list[dict[str, Tensor]]:
     finals = []
     for edit in replacements(edits):
         final = tensors(edit.new)
-        for other in edits:
-            if isinstance(other, SetTensor):
+        for one in edits:
+            for other in one.parts if isinstance(one, SetTensors) else (one,):
+                if not isinstance(other, SetTensor):
+                    continue
                 for path in edit.paths:
                     name = other.path.removeprefix(f"{path}.")
                     if name in final and name != other.path:
@@ -321,6 +323,24 @@ class SetTensor(Edit):
         if not isinstance(tensor, Tensor):
             raise OptionError(f"The model has no tensor {self.path!r}.")
         return tensor
+
+
+class SetTensors(Edit):
+    """Give many tensors other values: one change, told in one line."""
+
+    def __init__(self, parts: Sequence[SetTensor], description: str) -> None:
+        self.parts = tuple(parts)
+        self.description = description
+
+    def check(self, model: nn.Module, new: Modules = NONE) -> None:
+        for part in self.parts:
+            part.check(model, new)
+
+    def do(self, model: nn.Module) -> None:
+        do_all(model, self.parts)
+
+    def undo(self, model: nn.Module) -> None:
+        undo_all(model, self.parts)
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:

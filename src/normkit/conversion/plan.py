@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from normkit.conversion.edits import (
     undo_all,
 )
 from normkit.conversion.forward_probe import Probe
+from normkit.conversion.fit.report import FitReport
 from normkit.conversion.optimizer import Rewiring
 from normkit.core.trained import STATISTICS
 from normkit.errors import NothingToDo
@@ -54,6 +55,8 @@ class Step:
     """What the new module has beside that, at its start values."""
     lost: tuple[str, ...] = ()
     """What the old module knew and the new one has no place for."""
+    fitted: tuple[str, ...] = ()
+    """What is fitted on images, so that the new module gives what the old one gave."""
     exact: bool = False
     """Whether the new module equals the old one in eval mode."""
     reason: str = ""
@@ -72,6 +75,7 @@ class Step:
         if self.action != "convert":
             return ""
         parts = (
+            ("fits", self.fitted),
             ("carries", [what for what in self.carried if not what.startswith(SHOWN)]),
             ("starts", self.initialised),
             ("loses", self.lost),
@@ -106,9 +110,11 @@ class Plan:
         optimizer: Optimizers = None,
         title: str = "conversion",
         notes: Iterable[str] = (),
+        fit: FitReport | None = None,
     ) -> None:
         refuse_unchangeable(model)
         self.model = model
+        self.fit = fit
         self.edits = tuple(edits)
         self.steps = tuple(steps)
         self.title = title
@@ -152,8 +158,10 @@ class Plan:
             lines += ["", "Besides:", *(f"  {description}" for description in besides)]
         if self.certificate is not None:
             lines += ["", f"Applied. {self.certificate}"]
-        elif self.notes:
-            lines += ["", *self.notes]
+        else:
+            lines += [""] if self.fit is not None or self.notes else []
+            lines += [] if self.fit is None else [str(self.fit)]
+            lines += self.notes
         return "\n".join(lines)
 
     def _headline(self) -> str:
@@ -204,7 +212,8 @@ class Plan:
             self._rewire(parameters)
             notes = [*self.notes, *self._without_statistics()]
             notes += [f"{rewiring.note}." for rewiring in self._rewirings] or self._untrained()
-            self.certificate = certify(self.model, self.edits, before, self.title, notes)
+            certificate = certify(self.model, self.edits, before, self.title, notes)
+            self.certificate = replace(certificate, fit=self.fit)
         except BaseException:
             self._restore()
             raise

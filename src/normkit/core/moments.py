@@ -141,6 +141,17 @@ class Moments:
         return self.var * self.count / (self.count - correction) if correction else self.var
 
 
+def standardization_error(used: Moments, true: Moments, eps: float) -> Tensor:
+    """Per cell: mean square of what wrong statistics add to the standardized output.
+
+    E[(x̂ − x̃)²] of x with the ``true`` moments, x̂ standardized by those ``used`` and x̃ by the true
+    ones. It has no unit: 1 means that the error is as large as the signal.
+    """
+    scale, true_scale = (used.var + eps).rsqrt(), (true.var + eps).rsqrt()
+    wrong_scale = true.var * (scale - true_scale).square()
+    return wrong_scale + ((true.mean - used.mean) * scale).square()
+
+
 def per_channel(weight: Tensor, bias: Tensor, x: Tensor) -> Coefficients:
     """The map of a weight and a bias, for all samples; as wide as statistics of x would be."""
     dtype = statistics_dtype(torch.promote_types(weight.dtype, x.dtype))

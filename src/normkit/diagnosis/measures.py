@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.core.moments import Moments
+from normkit.core.moments import Moments, standardization_error
 from normkit.core.precision import widest, without_autocast
 from normkit.engine.torch.operations import condensation_score
 from normkit.errors import OptionError, ShapeError
@@ -72,9 +72,8 @@ def _esm(pair: Pair) -> ESM:
 
 
 def _error(pair: Pair, eps: float) -> Tensor:
-    (mean, var), (true_mean, true_var) = pair
-    scale, true_scale = (var + eps).rsqrt(), (true_var + eps).rsqrt()
-    return true_var * (scale - true_scale).square() + ((true_mean - mean) * scale).square()
+    used, true = (Moments(*statistics, 1) for statistics in pair)
+    return standardization_error(used, true, eps)
 
 
 def _pair(a: Statistics, b: Statistics) -> Pair:

@@ -24,7 +24,7 @@ from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed
 from normkit.engine.normalize import fused, normalize
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
-from normkit.layers.measured import Measured
+from normkit.layers.measured import Measured, Refusal
 
 
 class Normalizer(Configured, Measured):
@@ -147,6 +147,27 @@ class Normalizer(Configured, Measured):
         return TrainedBN.read(self, self.channels, like).losing(*self.beyond_batch_norm)
 
     # ---------------------------------------------------------------- what conversions ask
+
+    @property
+    def channels_sharing_a_scale(self) -> int:
+        """How many neighbouring channels have one scale and shift after the statistics."""
+        return 1
+
+    def with_output_map(self, scale: Tensor, shift: Tensor) -> dict[str, Tensor] | Refusal:
+        """The values of its tensors with which it would give scale · y + shift instead of y.
+
+        ``scale`` and ``shift`` are one number a channel, the same in channels that share theirs;
+        nothing is changed. A refusal, if no values of its tensors do that for every input.
+        """
+        weight, bias = self.weight, self.bias
+        if weight is None or bias is None:
+            return Refusal("it has no scale and shift of its own: try affine=True")
+        columns = scale.reshape(-1, *(1,) * (weight.dim() - 1))
+        wide = scale.dtype
+        return {
+            "weight": weight.detach().to(wide) * columns,
+            "bias": torch.addcmul(shift, bias.detach().to(wide), scale),
+        }
 
     def parameter_role(self, name: str) -> ParameterRole:
         """What part a parameter of this layer plays for an optimizer and for a conversion."""

@@ -231,6 +231,22 @@ class BCN(BatchNormalizer):
         found = super().options_from(bn, asked)
         return {k: v for k, v in found.items() if not (asked.get("micro") and k in NOT_MICRO)}
 
+    @property
+    def channels_sharing_a_scale(self) -> int:
+        return self.channels // self.groups if self.affine_per == "group" else 1
+
+    def with_output_map(self, scale: Tensor, shift: Tensor) -> dict[str, Tensor] | Refusal:
+        """By the second scale and shift: the batch norm before them stays as it is."""
+        weight, bias = self.group_weight, self.group_bias
+        if weight is None or bias is None:
+            return super().with_output_map(scale, shift)
+        first = slice(None, None, self.channels_sharing_a_scale)
+        p, q, wide = scale[first], shift[first], scale.dtype
+        return {
+            "group_weight": weight.detach().to(wide) * p,
+            "group_bias": torch.addcmul(q, bias.detach().to(wide), p),
+        }
+
     def parameter_role(self, name: str) -> ParameterRole:
         if name == "group_weight":  # the second scale
             return ParameterRole(SCALES)

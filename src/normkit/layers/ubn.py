@@ -406,6 +406,13 @@ class UBN(BatchNormalizer):
         bias = bn.bias / s if self.reading["gate"] == "after" else bn.bias
         return around_centre(weight, self.weight) if self._convolves else weight, bias
 
+    def with_output_map(self, scale: Tensor, shift: Tensor) -> dict[str, Tensor] | Refusal:
+        if self.gate_bias is not None and self.reading["gate"] == "after":  # which scales the bias
+            if self.gate_weight is not None and bool((self.gate_weight != 0).any()):
+                return Refusal("its gate scales the shift, for each sample by another factor")
+            shift = shift / torch.sigmoid(self.gate_bias.detach().to(shift.dtype))
+        return super().with_output_map(scale, shift)
+
     def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
         bn = super().as_batch_norm(like).losing("score")
         weight, bias, lost = bn.weight, bn.bias, []

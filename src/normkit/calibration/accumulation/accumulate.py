@@ -18,11 +18,11 @@ from normkit.calibration.accumulation.sharing import (
     exchanging_through,
 )
 from normkit.calibration.result import BufferSnapshot
-from normkit.calibration.side_by_side import current_run, run_side_by_side
 from normkit.errors import OptionError
 from normkit.inspection import Survey, survey
 from normkit.inspection.batches import samples_in
 from normkit.inspection.foreign import measured
+from normkit.inspection.side_by_side import current_run, run_side_by_side
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 SMALL = 1 << 14  # values; less is not worth a trip to the host

@@ -36,11 +36,11 @@ from normkit.calibration.accumulation.sharing import (
     replaced_forward,
     rows,
 )
-from normkit.calibration.side_by_side import RandomState, ThreadState
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 from normkit.errors import NothingToDo, OptionError
 from normkit.inspection import Survey
+from normkit.inspection.side_by_side import RandomState, ThreadState
 
 _INPUT = object()  # where a tensor was
 

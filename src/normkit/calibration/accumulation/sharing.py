@@ -18,13 +18,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from normkit.calibration.side_by_side import RunHandle
 from normkit.core.moments import Moments
 from normkit.core.recomputation import is_recomputation
 from normkit.core.statistics import LayerState, MapResult
 from normkit.errors import OptionError
 from normkit.inspection import Site
 from normkit.inspection.kinds import PLAIN_BATCH_NORMS, layer_of
+from normkit.inspection.side_by_side import RunHandle
 from normkit.layers.base import Normalizer
 
 _here = threading.local()

@@ -25,6 +25,10 @@ from normkit.errors import OptionError
 _here = threading.local()
 
 Combine = Callable[[list[Any]], Sequence[Any]]
+PARTED = (
+    "The batches took different ways through the model, so their statistics cannot be shared: its "
+    "forward depends on the values or shapes of its input, or leaves out layers at random."
+)
 
 
 class Abandoned(BaseException):
@@ -53,7 +57,10 @@ class RunHandle:
 class RunGroup:
     """The runs, and whose turn it is."""
 
-    def __init__(self, jobs: Sequence[Callable[[], Any]], seeds: Sequence[int]) -> None:
+    def __init__(
+        self, jobs: Sequence[Callable[[], Any]], seeds: Sequence[int], parted: str = PARTED
+    ) -> None:
+        self.parted = parted  # what to say to runs that do not meet
         self.jobs, self.size = list(jobs), len(jobs)
         self.results: list[Any] = [None] * self.size
         self.ended = [False] * self.size
@@ -149,11 +156,7 @@ class RunGroup:
     def _part_ways(self, index: int) -> None:
         """The runs have not met; the caller holds the lock."""
         if self.error is None:
-            self.error = OptionError(
-                "The batches took different ways through the model, so their statistics cannot "
-                "be shared: its forward depends on the values or shapes of its input, or "
-                "leaves out layers at random."
-            )
+            self.error = OptionError(self.parted)
         self.changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from normkit.calibration.side_by_side import current_run, run_side_by_side
 from normkit.errors import OptionError
+from normkit.inspection.side_by_side import current_run, run_side_by_side
 
 
 def meet(key: str, what: Any, combine: Callable[[list[Any]], list[Any]]) -> Any:

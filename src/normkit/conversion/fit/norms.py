@@ -1,0 +1,135 @@
+"""The edits and steps of a conversion that is fitted on images."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from normkit.conversion.carry import Wish, replace_norms
+from normkit.conversion.edits import ReplaceModule, SetTensor, SetTensors
+from normkit.conversion.fit.data import Fit
+from normkit.conversion.fit.fit import FitSite, fit_edits
+from normkit.conversion.fit.report import UNLIKE, FitReport
+from normkit.conversion.plan import Step
+from normkit.conversion.sources import norm_of
+from normkit.conversion.targets import Target
+from normkit.core.trained import STATISTICS
+from normkit.errors import OptionError
+from normkit.inspection import Site
+
+GROUPS = (1, 2, 4, 8, 16, 32)
+FITTED = ("train or calibrate it before eval mode",)  # what a fit makes unnecessary
+
+Fitted = tuple[list[ReplaceModule], list[Step], list[SetTensors], FitReport | None]
+
+
+def fitted_norms(
+    model: nn.Module,
+    sites: Sequence[Site],
+    target: Target,
+    options: dict[str, Any],
+    fit: Fit,
+) -> Fitted:
+    """What ``replace_norms`` gives, and the edit that gives the new norms their fitted values."""
+    wishes = [{**options, **choice} for choice in _choices(options)]
+    tries = []
+    for wish in wishes:
+
+        def wanted(site: Site, wish: dict[str, Any] = wish) -> Wish | str:
+            groups = wish.get("groups")
+            if len(wishes) > 1 and groups and (site.channels or 0) % groups:
+                return f"{groups} groups do not divide its channels"
+            return target, wish
+
+        tries.append(replace_norms(model, sites, wanted))
+    steps = _by_path([steps for _, steps in tries])
+    edits = [edits for edits, _ in tries]
+    if not any(edits):
+        return [], [several[0] for several in steps.values()], [], None
+    _refuse_tied([edit for edit in edits[0]])
+    empty = {s.path for several in steps.values() for s in several if STATISTICS in s.initialised}
+    result = fit_edits(model, {site.path: site for site in sites}, edits, empty, fit)
+    fitted = {place.site.path: place for place in result.sites}
+    parts = [
+        SetTensor(f"{path}.{name}", value)
+        for path, place in fitted.items()
+        if place.chosen is not None
+        for name, value in place.chosen.values().items()
+    ]
+    chosen = [(place.chosen or place.candidates[0]).edit for place in fitted.values()]
+    report = result.report
+    if report.unlike is not None and report.unlike > UNLIKE:
+        warnings.warn(report.notes[0], stacklevel=4)
+    count = sum(1 for place in fitted.values() if place.chosen is not None)
+    description = (
+        f"scale and shift of {count} norm(s) are fitted on "
+        f"{report.images - report.held_out} images"
+    )
+    told = [_told(several, fitted.get(path)) for path, several in steps.items()]
+    return chosen, told, [SetTensors(parts, description)], report
+
+
+def _choices(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The options that are chosen by how well they fit."""
+    asked = options.get("groups")
+    if asked == "fit":
+        return [{"groups": number} for number in GROUPS]
+    if isinstance(asked, list | tuple):
+        if not asked or any(type(number) is not int or number < 1 for number in asked):
+            raise OptionError(f"groups expects numbers to choose from, got {asked!r}.")
+        return [{"groups": number} for number in dict.fromkeys(asked)]
+    return [{}]
+
+
+def _by_path(tries: Sequence[Sequence[Step]]) -> dict[str, list[Step]]:
+    """The steps of each norm that would convert it; the first one, if none does."""
+    steps: dict[str, list[Step]] = {}
+    for one in tries:
+        for step in one:
+            steps.setdefault(step.path, []).append(step)
+    return {
+        path: [s for s in several if s.action == "convert"] or several[:1]
+        for path, several in steps.items()
+    }
+
+
+def _told(several: list[Step], place: FitSite | None) -> Step:
+    """The step of the candidate that was chosen, with what was fitted and how well."""
+    if place is None or place.chosen is None:
+        return several[0]
+    number = place.candidates.index(place.chosen)
+    step = several[number]
+    names = tuple(name.removeprefix("norm.") for name in place.chosen.values())
+    statistics = (STATISTICS,) if place.chosen.empty and STATISTICS in step.initialised else ()
+    notes = [note for note in step.reason.split("; ") if note and note not in FITTED]
+    notes.append(place.note or f"R² {place.r2:.3f}, as carried {place.plain_r2:.3f}")
+    if len(place.candidates) > 1:
+        tried = [
+            f"{getattr(norm_of(c.edit.new), 'groups', '?')}: {place.tried[i]:.3f}"
+            for i, c in enumerate(place.candidates)
+            if i in place.tried
+        ]
+        notes.append(f"groups {', '.join(tried)}")
+    return replace(
+        step,
+        fitted=(*names, *statistics),
+        carried=tuple(what for what in step.carried if what not in names),
+        initialised=tuple(w for w in step.initialised if w not in (*names, *statistics)),
+        reason="; ".join(notes),
+    )
+
+
+def _refuse_tied(edits: Sequence[ReplaceModule]) -> None:
+    holders: dict[int, str] = {}
+    for edit in edits:
+        for parameter in norm_of(edit.new).parameters():
+            other = holders.setdefault(id(parameter), edit.paths[0])
+            if other != edit.paths[0]:
+                raise OptionError(
+                    f"{other} and {edit.paths[0]} hold one parameter, so they cannot be fitted "
+                    "each to its own. Untie them, or convert without fit=."
+                )
