@@ -23,6 +23,8 @@ if "torch" in sys.modules:
     from normkit.catalog import make, names
     from normkit.conversion import (
         Certificate,
+        Fit,
+        FitReport,
         FoldPlan,
         Plan,
         Step,
@@ -114,6 +116,8 @@ __all__ = [
     "disturbed",
     "DN",
     "Finding",
+    "Fit",
+    "FitReport",
     "fold",
     "fold_weights",
     "FoldPlan",

@@ -4,6 +4,8 @@ from normkit.conversion import recipes as recipes
 from normkit.conversion.certificate import Certificate as Certificate
 from normkit.conversion.convert import convert as convert
 from normkit.conversion.convert import plan_conversion as plan_conversion
+from normkit.conversion.fit.data import Fit as Fit
+from normkit.conversion.fit.report import FitReport as FitReport
 from normkit.conversion.fold import FoldPlan as FoldPlan
 from normkit.conversion.fold import fold as fold
 from normkit.conversion.fold import plan_fold as plan_fold

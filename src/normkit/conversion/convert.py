@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 from torch import nn
 
 from normkit.conversion.carry import replace_norms
-from normkit.conversion.edits import ROOT, ReplaceModule, refuse_unchangeable
-from normkit.conversion.forward_probe import check_example
+from normkit.conversion.edits import ROOT, ReplaceModule, SetTensors, refuse_unchangeable
 from normkit.conversion.fit.data import Fit
 from normkit.conversion.fit.norms import fitted_norms
+from normkit.conversion.fit.report import FitReport
+from normkit.conversion.forward_probe import check_example
 from normkit.conversion.plan import Optimizers, Plan
 from normkit.conversion.targets import find_target
 from normkit.errors import NormkitError, OptionError
@@ -91,7 +92,8 @@ def plan_conversion(
     sites = select(_survey(model, example), where)
     if any(site.path == "" for site in sites):
         raise OptionError(ROOT)
-    report, fitting = None, []
+    report: FitReport | None = None
+    fitting: list[SetTensors] = []
     if fit is None:
         _refuse_fitted_options(options)
         edits, steps = replace_norms(model, sites, lambda site: (target, options))

@@ -24,8 +24,8 @@ from normkit.conversion.edits import (
     same,
     undo_all,
 )
-from normkit.conversion.forward_probe import Probe
 from normkit.conversion.fit.report import FitReport
+from normkit.conversion.forward_probe import Probe
 from normkit.conversion.optimizer import Rewiring
 from normkit.core.trained import STATISTICS
 from normkit.errors import NothingToDo

@@ -83,6 +83,13 @@ class BN(BatchNormalizer):
         # weight · (x̂ + bias / weight); where the weight is zero the bias cannot be carried
         return bn.weight, (bn.bias / bn.weight).nan_to_num(0.0, 0.0, 0.0)
 
+    def with_output_map(self, scale: Tensor, shift: Tensor) -> dict[str, Tensor] | Refusal:
+        if self.form == "standard" or self.weight is None or self.bias is None:
+            return super().with_output_map(scale, shift)
+        weight, bias = (t.detach().to(scale.dtype) for t in (self.weight, self.bias))
+        outer = weight * scale  # weight · (x̂ + bias): the shift is divided by the new weight
+        return {"weight": outer, "bias": bias + (shift / outer).nan_to_num(0.0, 0.0, 0.0)}
+
     def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
         bn = super().as_batch_norm(like)
         if self.form == "standard" or not bn.affine:

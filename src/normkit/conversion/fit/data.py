@@ -96,9 +96,7 @@ def image_runs(model: nn.Module, fit: Fit) -> list[ImageRun]:
     held_out = torch.arange(count) % every == every - 1
     return [
         ImageRun(batch, number, part)
-        for number, (batch, part) in enumerate(
-            zip(batches, held_out.split(sizes), strict=True), 1
-        )
+        for number, (batch, part) in enumerate(zip(batches, held_out.split(sizes), strict=True), 1)
     ]
 
 

@@ -43,7 +43,6 @@ from normkit.inspection.side_by_side import RunGroup, current_run
 from normkit.inspection.statistics import (
     MergedMoments,
     NormStatistics,
-    channel_moments,
     pooled_statistics_of,
 )
 from normkit.layers.base import Normalizer
@@ -202,7 +201,8 @@ def _look_around(model: nn.Module, places: Sequence[FitSite], run: ImageRun) -> 
             return
     meets: dict[str, set[str]] = {}
     for use in flow.uses:
-        meets.setdefault(use.source, set()).add(use.user)
+        if not use.changed:  # by an activation in place, whose output it is then
+            meets.setdefault(use.source, set()).add(use.user)
     for place in places:
         path = place.site.path
         place.calls = counts[path]
@@ -255,7 +255,7 @@ class _Lockstep:
             for place in self.places:
                 module = place.site.module
                 assert "forward" not in vars(module)
-                module.forward = self._stand_in(place, module.forward)  # type: ignore[method-assign]
+                module.forward = self._stand_in(place, module.forward)
                 stack.callback(vars(module).pop, "forward")
             seeds = list(range(len(self.runs))) * 2
             return RunGroup(jobs, seeds, PARTED).run()
@@ -286,21 +286,20 @@ class _Lockstep:
         count = len(self.runs)
         olds, inputs = parts[:count], parts[count:]
         if call == 0 and place.drift is None:
-            place.drift = _drift(place.site, [x for x, _ in olds], self.runs)
+            place.drift = _drift(place.site, [x for x, _ in olds])
         targets = [t for _, t in olds]
         alike = all(x.shape == t.shape for x, t in zip(inputs, targets, strict=True))
+        carried: list[Tensor] | None = None
+        if place.chosen is None or not (self.settled and place.calls > 1):
+            if alike:
+                place.chosen, carried = self._fit(place, call, inputs, targets)
+            else:
+                place.chosen = place.candidates[0]
+                place.note = "old and new network give it maps of different sizes, so it is carried"
         chosen = place.chosen
-        if chosen is None or not (self.settled and place.calls > 1):
-            chosen = self._fit(place, call, inputs, targets) if alike else None
-        if chosen is None:
-            chosen = place.candidates[0]
-            place.note = "old and new network give it maps of different sizes, so it is carried"
-        place.chosen = chosen
-        given = []
-        for x in inputs:
-            u = self._carried(place, chosen, x)
-            given.append(_mapped(u, chosen.scale, chosen.shift))
-        return [None] * count + given
+        if carried is None:
+            carried = [self._carried(place, chosen, x) for x in inputs]
+        return [None] * count + [_mapped(u, chosen.scale, chosen.shift) for u in carried]
 
     def _carried(self, place: FitSite, candidate: Candidate, x: Tensor) -> Tensor:
         try:
@@ -314,17 +313,17 @@ class _Lockstep:
 
     def _fit(
         self, place: FitSite, call: int, inputs: Sequence[Tensor], targets: Sequence[Tensor]
-    ) -> Candidate | None:
-        """Fit every candidate; the one that explains most of what is held out."""
+    ) -> tuple[Candidate, list[Tensor]]:
+        """Fit every candidate; the one that explains most of what is held out, and what it gives
+        as carried."""
         pick = _Positions(targets)
         wanted = [pick(t, i) for i, t in enumerate(targets)]
-        best: tuple[float, Candidate] | None = None
+        best: tuple[float, Candidate, list[Tensor]] | None = None
         for number, candidate in enumerate(place.candidates):
             if candidate.empty and call == 0:
                 _measure_statistics(place.site, candidate, inputs, self.runs)
-            given = [
-                pick(self._carried(place, candidate, x), i) for i, x in enumerate(inputs)
-            ]
+            carried = [self._carried(place, candidate, x) for x in inputs]
+            given = [pick(u, i) for i, u in enumerate(carried)]
             u, t = self._split(given, wanted, held_out=False)
             if place.calls > 1:  # all calls together
                 before = self.tables.get((id(place), number), (u[:0], t[:0]))
@@ -348,9 +347,10 @@ class _Lockstep:
             candidate.scale, candidate.shift = scale, shift
             place.tried[number] = r2
             if best is None or r2 > best[0]:
-                best = r2, candidate
+                best = r2, candidate, carried
                 place.r2, place.plain_r2 = r2, _r2(u, t, place.activation)
-        return None if best is None else best[1]
+        assert best is not None
+        return best[1:]
 
     def _split(
         self, given: Sequence[Tensor], wanted: Sequence[Tensor], held_out: bool
@@ -419,20 +419,16 @@ def _measure_statistics(
         NormStatistics(site.path, candidate.norm, statistics.kind).write(merged, len(runs))
 
 
-def _drift(site: Site, inputs: Sequence[Tensor], runs: Sequence[ImageRun]) -> float | None:
+def _drift(site: Site, inputs: Sequence[Tensor]) -> float | None:
     """How wrong the running statistics of an old norm are for its inputs; the median channel."""
     kept = pooled_statistics_of(site.norm) if site.tracked else None
     if kept is None or not kept.source.running_buffers():
         return None
-    held = kept.read()
-    tables = [channel_moments(x) for x in inputs]
-    if any(table.mean.shape[1] != held.mean.shape[1] for table in tables):
+    held, pick = kept.read(), _Positions(inputs)
+    if any(x.shape[1] != held.mean.shape[1] for x in inputs):
         return None
-    merged = [MergedMoments.of(table) for table in tables]
-    total = merged[0]
-    for one in merged[1:]:
-        total = total.merged(one)
-    now = Moments(total.mean[None], total.var[None], 1)
+    values = torch.cat([pick(x, i).flatten(0, 1) for i, x in enumerate(inputs)])
+    now = Moments(values.mean(0)[None], values.var(0, correction=0)[None], 1)
     return float(standardization_error(held, now, kept.eps).median())
 
 

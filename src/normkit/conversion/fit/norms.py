@@ -43,6 +43,8 @@ def fitted_norms(
             groups = wish.get("groups")
             if len(wishes) > 1 and groups and (site.channels or 0) % groups:
                 return f"{groups} groups do not divide its channels"
+            if target.from_bn and "track_running_stats" in target.options and not site.tracked:
+                return target, {"track_running_stats": True, **wish}  # the images have them
             return target, wish
 
         tries.append(replace_norms(model, sites, wanted))
@@ -50,7 +52,7 @@ def fitted_norms(
     edits = [edits for edits, _ in tries]
     if not any(edits):
         return [], [several[0] for several in steps.values()], [], None
-    _refuse_tied([edit for edit in edits[0]])
+    _refuse_tied(edits[0])
     empty = {s.path for several in steps.values() for s in several if STATISTICS in s.initialised}
     result = fit_edits(model, {site.path: site for site in sites}, edits, empty, fit)
     fitted = {place.site.path: place for place in result.sites}
@@ -66,8 +68,7 @@ def fitted_norms(
         warnings.warn(report.notes[0], stacklevel=4)
     count = sum(1 for place in fitted.values() if place.chosen is not None)
     description = (
-        f"scale and shift of {count} norm(s) are fitted on "
-        f"{report.images - report.held_out} images"
+        f"scale and shift of {count} norm(s) are fitted on {report.images - report.held_out} images"
     )
     told = [_told(several, fitted.get(path)) for path, several in steps.items()]
     return chosen, told, [SetTensors(parts, description)], report

@@ -1,0 +1,378 @@
+"""Conversions fitted on images: the new network gives nearly what the old one gave."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import normkit as nk
+from cases import build, every, label
+from normkit.conversion.fit.solve import solve
+from normkit.layers.measured import Refusal
+
+
+class Residual(nn.Module):
+    def __init__(self, before: int, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut = nn.Conv2d(before, channels, 1)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+def small_network() -> nn.Module:
+    return nn.Sequential(
+        Residual(1, 32), nn.MaxPool2d(2), Residual(32, 32),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    sets = pytest.importorskip("sklearn.datasets", reason="scikit-learn has the digits")
+    data = sets.load_digits()
+    order = torch.randperm(len(data.images), generator=torch.Generator().manual_seed(0))
+    return (torch.tensor(data.images).float()[:, None] / 8 - 1)[order], torch.tensor(data.target)[
+        order
+    ]
+
+
+@cache
+def trained() -> nn.Module:
+    """A batch-norm network that knows the digits."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, (x, y) = small_network(), digits()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+        for _ in range(5):
+            for part in torch.arange(1200).split(64):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[part]), y[part]).backward()
+                optimizer.step()
+    return model.eval().requires_grad_(True)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module) -> float:
+    x, y = digits()
+    return float((model(x[1200:]).argmax(1) == y[1200:]).double().mean())
+
+
+# -------------------------------------------------------------------- what it is for
+
+
+def test_a_trained_network_survives() -> None:
+    """Carried scales and shifts alone destroy it."""
+    reference = accuracy(trained())
+    plain = accuracy(nk.convert(copy.deepcopy(trained()), "gn", groups=8, example=False))
+    fitted = copy.deepcopy(trained())
+    nk.convert(fitted, "gn", groups=8, fit=digits()[0][:64])
+    assert reference > 0.97
+    assert plain < 0.6
+    assert reference - accuracy(fitted) < 0.25 * (reference - plain)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "loses"),
+    [
+        ("gn", {"groups": 1}, 0.04),
+        ("ln", {}, 0.04),
+        ("torch_gn", {"groups": 1}, 0.04),
+        ("pn", {}, 0.06),
+        ("bgn", {"groups": 4}, 0.005),  # in eval mode a fixed map like the old one
+        ("gbgn", {"groups": 4}, 0.005),
+        ("sn", {}, 0.01),
+        ("ubn", {}, 0.005),
+    ],
+)
+def test_targets(target: str, options: dict[str, Any], loses: float) -> None:
+    model = copy.deepcopy(trained())
+    nk.convert(model, target, fit=digits()[0][:64], **options)
+    assert accuracy(model) >= accuracy(trained()) - loses
+
+
+def test_the_other_way_round_and_folded() -> None:
+    """ln → bn: running statistics come from the images, and then the norms can be folded."""
+    x = digits()[0]
+    model = copy.deepcopy(trained())
+    nk.convert(model, "ln", fit=x[:64])
+    before = accuracy(model)
+    plan = nk.plan_conversion(model, "bn", fit=x[:128])
+    plan.apply()
+    assert accuracy(model) > before - 0.05
+    assert all("running statistics" in step.fitted for step in plan.steps)
+    bn = model[0].bn1
+    inputs: list[Tensor] = []
+    handle = bn.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    with torch.no_grad():
+        model(x[:128])
+    handle.remove()
+    assert torch.allclose(bn.running_mean, inputs[0].mean((0, 2, 3)), atol=0.1)
+    assert len(nk.survey(nk.fold(model))) == 0
+
+
+def test_the_best_number_of_groups() -> None:
+    plan = nk.plan_conversion(trained(), "gn", groups=[1, 8], fit=digits()[0][:64])
+    for step, layer in zip(plan.steps, plan.fit.layers, strict=True):
+        assert "groups 1: " in step.reason
+        tried = [float(part.rpartition(": ")[2]) for part in step.reason.split("groups ")[1]
+                 .split(", ")]  # fmt: skip
+        assert layer.r2 == pytest.approx(max(tried), abs=1e-3)
+    best = nk.plan_conversion(trained(), "gn", groups="fit", fit=digits()[0][:64])
+    assert all(f"{number}: " in best.steps[0].reason for number in (1, 2, 4, 8, 16, 32))
+    with pytest.raises(nk.NormkitError, match="fit=images"):
+        nk.plan_conversion(trained(), "gn", groups="fit")
+
+
+# -------------------------------------------------------------------- the arithmetic
+
+
+def test_least_squares_is_that_of_linear_regression() -> None:
+    u, t = torch.randn(200, 3, dtype=torch.float64), torch.randn(200, 3, dtype=torch.float64)
+    scale, shift = solve(u, t)
+    for c in range(3):
+        design = torch.stack([u[:, c], torch.ones(200, dtype=torch.float64)], 1)
+        answer = torch.linalg.lstsq(design, t[:, c : c + 1]).solution[:, 0]
+        assert torch.allclose(torch.stack([scale[c], shift[c]]), answer)
+
+
+def test_channels_that_share_and_channels_that_are_constant() -> None:
+    u = torch.randn(100, 4, dtype=torch.float64)
+    t = u * torch.tensor([2.0, 4, 1, 1]) + 1
+    u[:, 3] = 5  # says nothing
+    t[:, 3] = 7
+    scale, shift = solve(u, t)
+    assert torch.allclose(scale, torch.tensor([2.0, 4, 1, 1], dtype=torch.float64))
+    assert torch.allclose(shift, torch.tensor([1.0, 1, 1, 2], dtype=torch.float64))
+    scale, _ = solve(u[:, :2], t[:, :2], sharing=2)
+    assert scale[0] == scale[1]
+    assert 2 < scale[0] < 4
+
+
+def test_after_the_activation_is_never_worse_than_before_it() -> None:
+    torch.manual_seed(0)
+    t = torch.randn(500, 8, dtype=torch.float64) - 0.5
+    u = t + (t < 0) * torch.randn_like(t)  # what is clipped is wrong, what passes is right
+    error = [
+        float((F.relu(u * scale + shift) - F.relu(t)).square().sum())
+        for scale, shift in (solve(u, t), solve(u, t, F.relu))
+    ]
+    assert error[1] < 0.8 * error[0]
+
+
+@pytest.mark.parametrize("case", every(), ids=label)
+def test_every_layer_takes_an_output_map_or_says_why_not(case: Any) -> None:
+    """With the values it names, a layer gives scale · y + shift."""
+    layer = build(case).eval()
+    x = torch.randn(4, 8, 5, 5, dtype=torch.float64)
+    if not isinstance(layer, nk.Normalizer):
+        return
+    wide = layer.channels_sharing_a_scale
+    scale = (torch.randn(8 // wide, dtype=torch.float64) + 2).repeat_interleave(wide)
+    shift = torch.randn(8 // wide, dtype=torch.float64).repeat_interleave(wide)
+    values = layer.with_output_map(scale, shift)
+    if isinstance(values, Refusal):
+        assert values
+        return
+    shape = (8, 1, 1)
+    with torch.no_grad():
+        expected = layer(x) * scale.reshape(shape) + shift.reshape(shape)
+        for name, value in values.items():
+            getattr(layer, name).copy_(value)
+        assert torch.allclose(layer(x), expected, atol=1e-10)
+
+
+# -------------------------------------------------------------------- models of all kinds
+
+
+class Twice(nn.Module):
+    """One norm in two places, a dictionary out, two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.bn = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: Tensor, factor: Tensor) -> dict[str, Tensor]:
+        x = F.relu(self.bn(self.first(image * factor)))
+        x = F.relu(self.bn(self.second(x)))
+        return {"logits": self.head(x.mean((2, 3))), "map": x}
+
+
+def test_a_norm_that_is_called_twice_several_inputs_and_a_dictionary() -> None:
+    torch.manual_seed(0)
+    model = Twice()
+    image, factor = torch.randn(48, 3, 10, 10), torch.rand(48, 1, 1, 1) + 0.5
+    model.train()
+    for _ in range(20):
+        model(image, factor)
+    model.eval()
+    with torch.no_grad():
+        before = model(image, factor)
+        plain = nk.convert(copy.deepcopy(model), "gn", groups=1, example=False)(image, factor)
+    batches = [{"image": image[i : i + 16], "factor": factor[i : i + 16]} for i in (0, 16, 32)]
+    plan = nk.plan_conversion(model, "gn", groups=1, fit=batches)
+    plan.apply()
+    with torch.no_grad():
+        after = model(image, factor)
+    gaps = [float((x["logits"] - before["logits"]).norm()) for x in (plain, after)]
+    assert gaps[1] < 0.8 * gaps[0]  # one scale and shift for both calls
+    assert plan.fit.agreement is not None
+    assert plan.fit.images == 48
+
+
+class Detector(nn.Module):
+    """Takes a list of images of several sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+
+    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        return [{"map": self.body(image[None])} for image in images]
+
+
+def test_a_list_of_images() -> None:
+    torch.manual_seed(0)
+    model = Detector().eval()
+    images = [torch.randn(3, 8 + i, 9) for i in range(6)]
+    plan = nk.plan_conversion(model, "gn", groups=1, fit=images)
+    plan.apply()
+    assert plan.fit.images == 6
+    assert isinstance(model.body[1], nk.GN)
+
+
+def test_a_loader_and_one_tensor_give_the_same() -> None:
+    x, y = digits()
+    loader = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 64, 8)]
+    models = []
+    for images in (x[:64], loader, iter(loader)):
+        models.append(nk.convert(copy.deepcopy(trained()), "gn", groups=1, fit=images))
+    for model in models[1:]:
+        for a, b in zip(models[0].parameters(), model.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_no_more_images_than_wanted() -> None:
+    x = digits()[0]
+    report = nk.plan_conversion(trained(), "ln", fit=nk.Fit([x[:40]] * 9, max_images=50)).fit
+    assert report.images == 50
+
+
+# -------------------------------------------------------------------- the model and its optimizer
+
+
+def test_a_plan_changes_nothing_and_undo_is_exact() -> None:
+    model = copy.deepcopy(trained())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plan = nk.plan_conversion(model, "gn", groups=1, fit=digits()[0][:32], optimizer=optimizer)
+
+    def unchanged() -> bool:
+        state = model.state_dict()
+        return state.keys() == before.keys() and all(
+            torch.equal(state[n], before[n]) for n in state
+        )
+
+    assert unchanged()
+    certificate = plan.apply()
+    assert certificate.fit is plan.fit
+    assert '"agreement"' in certificate.to_json()
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert all(id(p) in known for p in model.parameters())
+    plan.undo()
+    assert unchanged()
+    assert not any("forward" in vars(m) for m in model.modules())
+
+
+def test_the_report_is_of_the_images_that_are_held_out() -> None:
+    x = digits()[0]
+    plan = nk.plan_conversion(trained(), "gn", groups=1, fit=nk.Fit(x[:80], held_out=0.25))
+    report = plan.fit
+    assert (report.images, report.held_out) == (80, 20)
+    model = copy.deepcopy(trained())
+    nk.convert(model, "gn", groups=1, fit=nk.Fit(x[:80], held_out=0.25))
+    held = x[:80][torch.arange(80) % 4 == 3]
+    with torch.no_grad():
+        old, new = trained()(held), model(held)
+    assert report.agreement == pytest.approx(
+        float((old.argmax(1) == new.argmax(1)).double().mean())
+    )
+    assert report.output_error == pytest.approx(float((new - old).norm() / old.norm()), rel=1e-3)
+    assert len(report.layers) == 4
+    assert all(layer.r2 > layer.plain_r2 for layer in report.layers)
+    assert report.worst in report.layers
+    assert report.worst.path in str(report)
+
+
+def test_images_unlike_those_of_the_training() -> None:
+    x = digits()[0][:64]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        good = nk.plan_conversion(trained(), "ln", fit=x).fit
+    with pytest.warns(UserWarning, match="unlike those the network was trained on"):
+        scaled = nk.plan_conversion(trained(), "ln", fit=x * 100 + 50).fit
+    assert good.unlike < 0.1 < scaled.unlike
+    assert "unlike" in str(scaled)
+
+
+# -------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("images", "complaint"),
+    [
+        (torch.empty(0, 1, 8, 8), "no images"),
+        ([], "no batches"),
+        (torch.randn(1, 1, 8, 8), "at least 2 images"),
+        (torch.zeros(8, 1, 8, 8), "constant or all the same"),
+        (torch.full((8, 1, 8, 8), torch.nan), "finite"),
+        (torch.arange(8), "looks like labels"),
+        (torch.randn(8, 3, 8, 8), "fails on batch 1"),
+        ("photos/", "expects images"),
+    ],
+)
+def test_bad_images(images: Any, complaint: str) -> None:
+    model = copy.deepcopy(trained())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(nk.NormkitError, match=complaint):
+        nk.convert(model, "gn", groups=1, fit=images)
+    state = model.state_dict()
+    assert all(torch.equal(state[name], before[name]) for name in before)
+    assert not any("forward" in vars(m) for m in model.modules())
+
+
+def test_a_model_whose_outputs_are_not_finite() -> None:
+    model = copy.deepcopy(trained())
+    with torch.no_grad():
+        model[-1].weight.fill_(torch.inf)
+    with pytest.raises(nk.NormkitError, match="not finite"):
+        nk.convert(model, "gn", groups=1, fit=digits()[0][:16])
+
+
+def test_a_model_in_train_mode_is_fitted_to_its_eval_mode() -> None:
+    model = copy.deepcopy(trained()).train()
+    plan = nk.plan_conversion(model, "ln", fit=digits()[0][:32])
+    assert "train mode" in str(plan.fit)
+    assert all(m.training for m in model.modules())
+    still = nk.plan_conversion(trained(), "ln", fit=digits()[0][:32]).fit
+    assert plan.fit.layers == still.layers
+
+
+def test_what_cannot_be_fitted_is_refused_with_the_reason() -> None:
+    with pytest.raises(nk.NormkitError, match="no scale and shift"):
+        nk.convert(copy.deepcopy(trained()), "gn", groups=1, affine=False, fit=digits()[0][:16])
