@@ -61,7 +61,7 @@ def main() -> None:
     print(_row(*rows[0]))
     for target in options.targets:
         name, _, groups = target.partition(":")
-        given: dict[str, Any] = {"groups": int(groups)} if groups else {}
+        given: dict[str, Any] = {"groups": int(groups), "group_policy": "gcd"} if groups else {}
         plain = nk.convert(copy.deepcopy(backbone), name, example=False, **given)
         rows.append((target, "as carried", accuracy(plain), 0.0, 0.0))
         print(_row(*rows[-1]), flush=True)
@@ -150,13 +150,13 @@ def _linear_head(features: Tensor, labels: Tensor) -> nn.Module:
         optimizer.zero_grad()
         value = nn.functional.cross_entropy(linear(x), labels)
         value = value + 1e-3 * linear.weight.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
-    optimizer.step(loss)  # type: ignore[arg-type]
+    optimizer.step(loss)
     with torch.no_grad():  # the standardization belongs to the head
-        linear.bias -= linear.weight @ (mean / std)
-        linear.weight /= std
+        linear.bias.sub_(linear.weight @ (mean / std))
+        linear.weight.div_(std)
     return linear.requires_grad_(False)
 
 

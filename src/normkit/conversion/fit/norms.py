@@ -12,7 +12,8 @@ from torch import nn
 from normkit.conversion.carry import Wish, replace_norms
 from normkit.conversion.edits import ReplaceModule, SetTensor, SetTensors
 from normkit.conversion.fit.data import Fit
-from normkit.conversion.fit.fit import FitSite, fit_edits
+from normkit.conversion.fit.fit import fit_edits
+from normkit.conversion.fit.lockstep import FitSite
 from normkit.conversion.fit.report import UNLIKE, FitReport
 from normkit.conversion.plan import Step
 from normkit.conversion.sources import norm_of
