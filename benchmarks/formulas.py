@@ -188,6 +188,15 @@ def ln(s: State, x: Tensor) -> Tensor:
     return affine(s, standardize(x, *moments(x, (1, *positions(x))), s.eps))
 
 
+def rms(s: State, x: Tensor) -> Tensor:
+    square = x.square().mean((1, *positions(x)), keepdim=True)
+    return affine(s, x / torch.sqrt(square + s.eps))
+
+
+def dyt(s: State, x: Tensor) -> Tensor:
+    return affine(s, torch.tanh(s.alpha * x))
+
+
 def in_(s: State, x: Tensor) -> Tensor:
     return affine(s, standardize(x, *moments(x, positions(x)), s.eps))
 

@@ -19,6 +19,7 @@ ANSWERS: dict[str, Callable[[Array, State, Options, bool], Answer]] = {
     "bn": batch.bn,
     "bnet": gated.bnet,
     "dn": mixed.dn,
+    "dyt": sample.dyt,
     "frozen_bn": batch.frozen_bn,
     "gbgn": grouped.gbgn,
     "ghost_bn": batch.ghost_bn,
@@ -31,6 +32,7 @@ ANSWERS: dict[str, Callable[[Array, State, Options, bool], Answer]] = {
     "ln": sample.ln,
     "pn": sample.pn,
     "rbn": gated.rbn,
+    "rms": sample.rms,
     "shifted_bn": batch.shifted_bn,
     "sn": mixed.sn,
     "ssn": mixed.ssn,
@@ -211,6 +213,12 @@ CASES: dict[str, list[Case]] = {
         Case("no_affine", {"groups": 4, "affine": False}),
     ],
     "ln": [Case("defaults"), Case("eps", {"eps": 0.1}), Case("no_affine", {"affine": False})],
+    "rms": [Case("defaults"), Case("eps", {"eps": 0.1}), Case("no_affine", {"affine": False})],
+    "dyt": [
+        Case("defaults"),
+        Case("alpha", {"alpha_init": 2.0}),
+        Case("no_affine", {"affine": False}),
+    ],
     "in": [
         Case("defaults", layouts=MAPS),
         Case("eps", {"eps": 0.1}, MAPS),

@@ -64,6 +64,17 @@ def pn(x: Array, state: State, options: Options, training: bool) -> Answer:
     return Answer(affine(y, state).reshape(x.shape))
 
 
+def rms(x: Array, state: State, options: Options, training: bool) -> Answer:
+    values = flat(x)
+    y = np.stack([v / np.sqrt((v**2).mean() + options.get("eps", 1e-5)) for v in values])
+    return Answer(affine(y, state).reshape(x.shape))
+
+
+def dyt(x: Array, state: State, options: Options, training: bool) -> Answer:
+    y = np.tanh(state["alpha"] * flat(x))
+    return Answer(affine(y, state).reshape(x.shape))
+
+
 def gw(x: Array, state: State, options: Options, training: bool) -> Answer:
     """The groups of a sample are the variables, everything inside a group their observations.
 

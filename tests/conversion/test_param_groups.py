@@ -46,13 +46,9 @@ def every_parameter_once(model: nn.Module, groups: list[dict[str, Any]]) -> bool
 
 # -------------------------------------------------------------------- what goes where
 
-# the parameters of each layer that are not at the full rate without decay
-SCALES = {
-    "weight": {"bn", "ghost_bn", "input_norm", "shifted_bn", "batch_renorm", "rbn", "iebn", "gn",
-               "ln", "in", "pn", "gw", "ibn", "sn", "ssn", "dn", "bgn", "gbgn", "bcn"},
-    "group_weight": {"bcn"},
-}  # fmt: skip
-DECAYED = {"weight": {"bnet", "ubn"}, "mean_weight": {"sn", "ssn"}, "var_weight": {"sn", "ssn"}}
+# a weight is a scale, or a kernel that is trained as that of a convolution; of all other parameters
+# these are not at the full rate without decay
+OTHERS = {"group_weight": "scales", "mean_weight": "decayed", "var_weight": "decayed"}
 
 
 @pytest.mark.parametrize("name", catalog.names("activation"))
@@ -63,9 +59,10 @@ def test_every_layer_of_the_catalog(name: str) -> None:
             param_groups(layer, 0.1, 1e-4)
         return
     expected: dict[str, set[str]] = {}
-    for key, _ in layer.named_parameters():
-        role = "scales" if name in SCALES.get(key, ()) else "not_decayed"
-        role = "decayed" if name in DECAYED.get(key, ()) else role
+    for key, parameter in layer.named_parameters():
+        role = OTHERS.get(key, "not_decayed")
+        if key == "weight":
+            role = "scales" if parameter.dim() == 1 else "decayed"
         expected.setdefault(role, set()).add(key)
     assert found(layer) == expected
 

@@ -148,7 +148,7 @@ def test_norms_of_timm_and_transformers() -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_layers_of_normkit_need_no_second_pass(name: str, monkeypatch: Any) -> None:
-    """They have the moments already; only whitening, pixels and fixed maps have not."""
+    """They have the moments already, unless they are of another kind or need none."""
     model = nn.Sequential(catalog.make(name, 8))
     passes = []
     plain = step.moments_for
@@ -162,7 +162,9 @@ def test_layers_of_normkit_need_no_second_pass(name: str, monkeypatch: Any) -> N
     twin = copy.deepcopy(model)
     with observe(model, every=1) as observer:
         y = model(x)
-    assert len(passes) == (name in ("gw", "pn", "frozen_bn"))
+    card = catalog.ENTRIES[name].card
+    has_moments = (card.family or card.pools_samples) and card.statistics == "input"
+    assert len(passes) == (not has_moments)
     assert torch.equal(y, twin(x))
     assert len(observer.records) > 0
     assert is_clean(model)

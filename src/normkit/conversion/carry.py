@@ -183,7 +183,10 @@ def _account(
     has = [w for w in ("weight", "bias", STATISTICS) if w not in bn.missing]
     started.sort(key=lambda word: word not in ("weight", "bias", STATISTICS))
     lost = [*bn.lost, *(w for w in has if w not in carried)]
-    carried += [n for n in ("eps", "momentum") if _same(norm, layer, n)]
+    options: tuple[str, ...] = ("eps", "momentum")
+    if isinstance(layer, Normalizer):  # others may have one by name that means nothing to them
+        options = tuple(n for n in options if n in layer.options_from(bn, {}))
+    carried += [n for n in options if _same(norm, layer, n)]
     for after, word in ((site.act, "activation"), (site.drop, "drop layer")):
         if after is not None:
             carried.append(f"{word} {type(after).__name__}")

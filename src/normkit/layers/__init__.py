@@ -7,6 +7,7 @@ from normkit.layers.bn import BN as BN
 from normkit.layers.bnet import BNET as BNET
 from normkit.layers.cwn import CWN as CWN
 from normkit.layers.dn import DN as DN
+from normkit.layers.dyt import DyT as DyT
 from normkit.layers.frozen_bn import FrozenBN as FrozenBN
 from normkit.layers.gbgn import GBGN as GBGN
 from normkit.layers.ghost_bn import GhostBN as GhostBN
@@ -19,6 +20,7 @@ from normkit.layers.input_norm import InputNorm as InputNorm
 from normkit.layers.ln import LN as LN
 from normkit.layers.pn import PN as PN
 from normkit.layers.rbn import RBN as RBN
+from normkit.layers.rms import RMS as RMS
 from normkit.layers.shifted_bn import ShiftedBN as ShiftedBN
 from normkit.layers.sn import SN as SN
 from normkit.layers.ssn import SSN as SSN
