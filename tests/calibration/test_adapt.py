@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import subjects
 from normkit.calibration import adapt
-from normkit.calibration.adapt import lost_classes
+from normkit.calibration.adapt import EffectiveClasses, lost_classes
 from normkit.errors import NothingToDo, OptionError
 
 
@@ -72,11 +73,18 @@ def stripes(n: int) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def trained() -> Classifier:
+    return _trained(Classifier(), stripes)
+
+
+def _trained(model: Classifier, data: Callable[[int], tuple[Tensor, Tensor]]) -> Classifier:
     torch.manual_seed(0)
-    model = Classifier().train()
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()  # type: ignore[operator]
+    model.train()
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     for _ in range(60):
-        x, y = stripes(60)
+        x, y = data(60)
         loss = nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
@@ -111,6 +119,80 @@ def test_blank_images_are_refused(trained: Classifier) -> None:
     assert subjects.portrait(trained) == before
 
 
+class Padded(Classifier):
+    """Tells where a spot is. With padding: at the borders a blank image varies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for conv in (self.body[0], self.body[3]):
+            conv.padding = (1, 1)  # type: ignore[assignment]
+        self.head = nn.Linear(8 * 64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).flatten(1))
+
+
+def spots(n: int) -> tuple[Tensor, Tensor]:
+    kind = torch.arange(n) % 3
+    x = torch.randn(n, 1, 8, 8) * 0.3
+    for place in range(3):
+        x[kind == place, :, 2:5, 2 * place : 2 * place + 3] += 2
+    return x, kind
+
+
+@pytest.fixture(scope="module")
+def padded() -> Classifier:
+    return _trained(Padded(), spots)
+
+
+def degenerate(name: str) -> Tensor:
+    torch.manual_seed(0)
+    x, y = spots(96)
+    return {
+        "blank": torch.zeros(64, 1, 8, 8),
+        "constant": torch.full((64, 1, 8, 8), 0.7),
+        "nearly blank": 1e-3 * torch.randn(64, 1, 8, 8),
+        "saturated": (100 * x + 300).clamp(max=1.0),
+        "repeated": x[:1].repeat(64, 1, 1, 1),
+        "one class": x[y == 1],
+    }[name]
+
+
+@pytest.mark.parametrize("prior", [0.0, 16.0])
+@pytest.mark.parametrize(
+    "name", ["blank", "constant", "nearly blank", "saturated", "repeated", "one class"]
+)
+def test_data_that_tell_nothing_are_refused(padded: Classifier, name: str, prior: float) -> None:
+    """nk.adapt(net, [torch.zeros(64, 3, 32, 32)]) was kept, and accuracy fell from 0.63 to 0.08:
+    the guard looked at the mixture with the prior, which varies however blank the data are, and
+    padding makes constant images vary at their borders."""
+    x, y = spots(150)
+    assert accuracy(padded, x, y) > 0.95
+    before = subjects.portrait(padded)
+    done = adapt(padded, list(degenerate(name).split(16)), prior=prior)
+    assert not done.kept
+    assert done.why_not
+    assert subjects.portrait(padded) == before
+
+
+@pytest.mark.parametrize(
+    "change", ["as it is", "low contrast", "bright", "few", "same batch again"]
+)
+def test_the_guard_lets_other_data_pass(padded: Classifier, change: str) -> None:
+    torch.manual_seed(0)
+    x, _ = spots(60)
+    data = {
+        "as it is": [x],
+        "low contrast": [0.15 * x],
+        "bright": [x + 3],
+        "few": [x[:6]],
+        "same batch again": [x, x, x],
+    }[change]
+    done = adapt(padded, data)
+    assert done.kept, done.why_not
+    done.undo()
+
+
 def test_predictions_that_concentrate_are_refused() -> None:
     """Two broken samples among three hundred: far off, so that they rule mean and variance, and
     with their statistics all others are one class."""
@@ -129,10 +211,13 @@ def test_predictions_that_concentrate_are_refused() -> None:
 
 
 def test_the_collapse_of_predictions_is_measured_by_the_classes_in_effect() -> None:
-    assert lost_classes(10.0, 5.1) is None
-    assert "10.0 classes" in (lost_classes(10.0, 4.9) or "")
-    assert lost_classes(None, 4.9) is None
-    assert "not finite" in (lost_classes(3.0, float("nan")) or "")
+    def classes(effective: float) -> EffectiveClasses:
+        return EffectiveClasses(effective, 10, 64)
+
+    assert lost_classes(classes(10.0), classes(5.1)) is None
+    assert "10.0 classes" in (lost_classes(classes(10.0), classes(4.9)) or "")
+    assert lost_classes(None, classes(4.9)) is None
+    assert "not finite" in (lost_classes(classes(3.0), classes(float("nan"))) or "")
 
 
 def test_a_metric_decides_where_the_guard_cannot(trained: Classifier) -> None:
@@ -140,7 +225,7 @@ def test_a_metric_decides_where_the_guard_cannot(trained: Classifier) -> None:
     x, y = stripes(150)
     one = x[y == 1]
     before = subjects.portrait(trained)
-    done = adapt(trained, one, prior=0, metric=lambda model: accuracy(model, x, y))
+    done = adapt(trained, one, prior=0, guard=False, metric=lambda model: accuracy(model, x, y))
     assert done.metric is not None
     assert done.metric[1] < done.metric[0]
     assert not done.kept

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import cases
 import normkit as nk
 import subjects
+from normkit import catalog
 from normkit.calibration import Profiles, Statistics, apply_statistics, calibrate, measure
 from normkit.errors import MissingExtra, NothingToDo, OptionError, UnknownName
 
@@ -198,13 +199,15 @@ def test_a_path_without_statistics_is_named() -> None:
 # ---------------------------------------------------------------- profiles
 
 
-def test_profiles_switch_bit_for_bit_in_the_same_memory() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_profiles_switch_bit_for_bit(in_place: bool) -> None:
     model, x = net(), torch.randn(12, 3, 8, 8)
     start = subjects.portrait(model)
     day, night = (
         calibrate(net(), shift + torch.randn(30, 3, 8, 8)).statistics for shift in (3, -3)
     )
-    profiles = Profiles(model)
+    held = dict(model.named_buffers())
+    profiles = Profiles(model, in_place=in_place)
     profiles.add("day", day)
     profiles.add("night", night)
     assert subjects.portrait(model) == start  # adding is not switching
@@ -220,6 +223,59 @@ def test_profiles_switch_bit_for_bit_in_the_same_memory() -> None:
     assert profiles.active == "day"
     profiles.use("start")
     assert subjects.portrait(model) == start
+    assert all(buffer is held[name] for name, buffer in model.named_buffers())
+
+
+def domain_losses(model: nn.Module, profiles: Profiles, xs: list[Tensor]) -> list[Tensor]:
+    losses = []
+    for name, x in zip(("start", "other"), xs, strict=True):
+        profiles.use(name)
+        losses.append(model(x).square().mean())
+    return losses
+
+
+def statistical_layers() -> list[str]:
+    made = [(name, catalog.make(name, 4)) for name in catalog.names("activation")]
+    return ["torch", *(n for n, layer in made if any("running" in b for b in layer._buffers))]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", statistical_layers())
+def test_two_profiles_before_one_backward(kind: str, training: bool) -> None:
+    """Domain-specific batch norm runs each domain under its statistics and takes one step for all.
+    Switching used to write over the buffers that torch had saved for the backward pass, which then
+    raised "modified by an inplace operation"; the gradient has to be that of both."""
+    torch.manual_seed(3)
+    norm = nn.BatchNorm2d(4) if kind == "torch" else catalog.make(kind, 4)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm)
+    xs = [torch.randn(8, 3, 6, 6), 3 + 2 * torch.randn(8, 3, 6, 6)]
+    profiles = Profiles(model)
+    profiles.add("other", measure(model, xs[1], frozen=True))
+    model.train(training)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    sum(domain_losses(model, profiles, xs)).backward()  # type: ignore[union-attr]
+    both = model[0].weight.grad.clone()  # type: ignore[union-attr]
+    profiles.use("start")
+    model.load_state_dict(start)
+    again = Profiles(model)
+    again.add("other", measure(model, xs[1], frozen=True))
+    expected = torch.zeros_like(both)
+    for name, x in zip(("start", "other"), xs, strict=True):  # a backward at a time
+        again.use(name)
+        model.zero_grad()
+        model(x).square().mean().backward()
+        expected += model[0].weight.grad  # type: ignore[operator]
+    torch.testing.assert_close(both, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_profiles_follow_a_model_to_another_number_type() -> None:
+    layer = nn.BatchNorm1d(2)
+    profiles = Profiles(layer)
+    profiles.add("site")
+    layer.double()
+    profiles.use("site")
+    assert layer.running_mean.dtype == torch.float64
+    assert layer.eval()(torch.randn(3, 2).double()).dtype == torch.float64
 
 
 def test_what_training_changes_belongs_to_the_active_profile() -> None:

@@ -112,3 +112,17 @@ def test_lists_of_the_same_images_have_the_same_fingerprint() -> None:
 def test_a_model_on_meta_is_refused() -> None:
     with pytest.raises(OptionError, match="meta device"):
         nk.diagnose(Wrapped().to("meta"), [torch.randn(4, 3, 8, 8)])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("look", ["diagnose", "collect", "attribute_gap", "disturbance_test"])
+def test_looking_between_forward_and_backward_changes_nothing(look: str, training: bool) -> None:
+    """Buffers were put back by writing, which autograd counts as a change: a diagnosis between
+    forward and backward made backward raise "modified by an inplace operation"."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 3))
+    x, y = torch.randn(8, 3, 6, 6), torch.arange(8) % 3
+    model.train(training)
+    loss = nn.functional.cross_entropy(model(x), y)
+    options = {"mode": "progressive"} if look == "collect" else {}
+    getattr(nk, look)(model, [(x, y)], **options)
+    loss.backward()

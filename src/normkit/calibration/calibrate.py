@@ -147,11 +147,12 @@ def change_statistics(
     higher_is_better: bool = True,
     note: str = "",
     what: str = "calibrated",
-    check: Callable[[Sequence[LayerChange]], str | None] | None = None,
+    check: Callable[[Sequence[InputStatistics], Sequence[LayerChange]], str | None] | None = None,
 ) -> Calibration:
     """Measure, write, judge: what calibrate and adapt share. If anything fails, nothing changes.
 
-    ``check`` looks at what has changed and gives a reason to take it back, or None.
+    ``check`` looks at what was measured and what has changed, norm by norm, and gives a reason to
+    take it back, or None.
     """
     check_mode(mode, together)
     model, until = measurement.reader.model, measurement.until
@@ -194,7 +195,7 @@ def change_statistics(
         if until is not None:
             result.sure = all(x.error is not None and x.error <= until for x in layers)
         last = None if metric is None else score(model, metric)
-        reason = check(layers) if check is not None else None
+        reason = check(done, layers) if check is not None else None
     except BaseException:
         before.restore()
         raise

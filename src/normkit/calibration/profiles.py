@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from normkit.calibration.apply import apply_statistics, chosen_norms
-from normkit.calibration.result import BufferSnapshot
 from normkit.calibration.statistics import Statistics
 from normkit.errors import OptionError, UnknownName, nearest
 
@@ -20,10 +19,13 @@ START = "start"
 class Profiles:
     """Named statistics of a model: day and night, site A and site B, clean and noisy.
 
-    The statistics that the model has when this is made are the profile "start". Switching copies a
-    few numbers per channel into the buffers the model has, so that compiled models and captured
-    graphs see it too. What training changes belongs to the active profile, and is kept when
-    another one is switched to.
+    The statistics that the model has when this is made are the profile "start". What training
+    changes belongs to the active profile, and is kept when another one is switched to. Each profile
+    has tensors of its own, and switching puts those of another one into the norms: a backward pass
+    still finds what its forward saw, so that one step can run several domains, each under its
+    profile. Who holds the buffers themselves, as a captured CUDA graph or a traced model does,
+    needs ``in_place=True``: then switching copies the numbers into the tensors that the model has,
+    and a backward pass has to be over before.
 
     >>> import torch, normkit as nk
     >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
@@ -37,11 +39,11 @@ class Profiles:
     ('start', ('start', 'night'))
     """
 
-    def __init__(self, model: nn.Module, where: Any = None) -> None:
-        self.model, self.where = model, where
+    def __init__(self, model: nn.Module, where: Any = None, *, in_place: bool = False) -> None:
+        self.model, self.where, self.in_place = model, where, in_place
         self.norms = [one.norm for one in chosen_norms(model, where, frozen=True)[0]]
         self.active = START
-        self._kept: dict[str, list[Tensor]] = {START: self._now()}
+        self._kept: dict[str, list[Tensor]] = {START: self._buffers()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,15 +57,15 @@ class Profiles:
         """
         if not name or not isinstance(name, str):
             raise OptionError(f"A profile needs a name, got {name!r}.")
-        if statistics is not None:
-            now = BufferSnapshot(self.norms)
-            try:
+        here = self._buffers()
+        self._put(_copies(here))  # so that nobody who holds these sees them change
+        try:
+            if statistics is not None:
                 apply_statistics(self.model, statistics, where=self.where, frozen=True)
-                self._kept[name] = self._now()
-            finally:
-                now.restore()
-        else:
-            self._kept[name] = self._now()
+            new = self._buffers()
+        finally:
+            self._put(here)
+        self._kept[name] = new
         if name == self.active:
             self._write(name)
 
@@ -71,8 +73,10 @@ class Profiles:
         """Give the model the statistics of a profile."""
         if name not in self._kept:
             raise UnknownName(f"There is no profile {name!r}. {nearest(name, self._kept)}")
-        if self.active in self._kept:
-            self._kept[self.active] = self._now()
+        if name == self.active:
+            return
+        now = self._buffers()  # moved, converted or replaced since, perhaps
+        self._kept[self.active] = _copies(now) if self.in_place else now
         self._write(name)
         self.active = name
 
@@ -94,16 +98,33 @@ class Profiles:
             raise UnknownName(f"There is no profile {name!r}. {nearest(name, self._kept)}")
 
     def _write(self, name: str) -> None:
-        with torch.no_grad():
-            for buffer, value in zip(self._buffers(), self._kept[name], strict=True):
-                buffer.copy_(value)
+        now = self._buffers()
+        if self.in_place:
+            with torch.no_grad():
+                for buffer, value in zip(now, self._kept[name], strict=True):
+                    buffer.copy_(value)
+            return
+        # the model may have gone to another device or number type since
+        pairs = zip(self._kept[name], now, strict=True)
+        self._kept[name] = [value.to(buffer.device, buffer.dtype) for value, buffer in pairs]
+        self._put(self._kept[name])
 
     def _buffers(self) -> list[Tensor]:
-        return [b for norm in self.norms for b in norm._buffers.values() if b is not None]
+        return [norm._buffers[name] for norm, name in self._names()]  # type: ignore[misc]
 
-    def _now(self) -> list[Tensor]:
-        return [buffer.detach().clone() for buffer in self._buffers()]
+    def _put(self, tensors: list[Tensor]) -> None:
+        for (norm, name), tensor in zip(self._names(), tensors, strict=True):
+            norm._buffers[name] = tensor
+
+    def _names(self) -> list[tuple[nn.Module, str]]:
+        return [(norm, n) for norm in self.norms for n, b in norm._buffers.items() if b is not None]
 
     def __repr__(self) -> str:
         names = ", ".join(f"{n} (active)" if n == self.active else n for n in self.names)
         return f"<Profiles of {type(self.model).__name__}: {names}>"
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """A copy of each; what norms share, their copies share."""
+    copies = {id(tensor): tensor.detach().clone() for tensor in tensors}
+    return [copies[id(tensor)] for tensor in tensors]

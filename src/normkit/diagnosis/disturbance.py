@@ -14,6 +14,7 @@ from normkit.core.moments import Moments
 from normkit.diagnosis.observe.collect import norms_of
 from normkit.diagnosis.observe.passes import Loss, losses_of
 from normkit.errors import NothingToDo, OptionError
+from normkit.inspection import undisturbed
 from normkit.inspection.batches import BatchReader, Forward
 from normkit.inspection.statistics import pooled_statistics_of
 
@@ -115,15 +116,15 @@ def disturbance_test(
     """
     if seeds < 1:
         raise OptionError(f"disturbance_test expects seeds ≥ 1, got {seeds!r}.")
-    with disturbed(model, 0.0, where=where, per=per) as layers:  # refuses what cannot be done
-        pass
+    with undisturbed(model), disturbed(model, 0.0, where=where, per=per) as layers:
+        pass  # refuses what cannot be done
     kept = list(BatchReader(model, batches, forward, max_batches=max_batches))
     plain = losses_of(model, kept, (), loss).mean
     losses: dict[float, tuple[float, ...]] = {}
     for delta in deltas:
         drawn = []
         for seed in range(seeds):
-            with disturbed(model, delta, where=where, per=per, seed=seed):
+            with undisturbed(model), disturbed(model, delta, where=where, per=per, seed=seed):
                 drawn.append(losses_of(model, kept, (), loss).mean)
         losses[float(delta)] = tuple(drawn)
     return Disturbance(layers, plain, losses)

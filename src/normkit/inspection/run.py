@@ -43,6 +43,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     Restores the mode of each module, the buffers and torch's random states bit for bit. The modes
     are set as attributes: a ``train`` method that does more must not run. Modules that were
     compiled in place run as they are written: compiled code does not run hooks that come later.
+    A backward pass that is still to come finds its buffers untouched: their versions come back too.
     """
     modules = list(model.modules())
     modes = [module.training for module in modules]
@@ -57,6 +58,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.random.fork_rng(ours, device_type=kind))
         stack.enter_context(torch.inference_mode(False))  # its tensors do not count their changes
         stack.enter_context(torch.no_grad())
+        counting = tuple(t for t in tensors if not t.is_inference())
+        stack.enter_context(torch.autograd._unsafe_preserve_version_counter(counting))
         try:
             for module in modules:
                 module.training = False
