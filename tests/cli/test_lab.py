@@ -106,7 +106,7 @@ def test_from_a_file_to_a_report(normkit: Run, small: Experiment) -> None:
     assert ran.status == 0, ran.err
     assert "4 runs; 2 at once" in ran.err
     assert "gn [x], seed 2: accuracy" in ran.err
-    assert re.search(r"gn \[x\] .*(better|worse|equivalent|not shown)", ran.out)
+    assert re.search(r"gn \[x\] .*(better|worse|equivalent|not shown|unstable|collapsed)", ran.out)
     page = Path("results/small.html").resolve()
     assert f"Report: {page}" in ran.out
     assert "gn [x]" in page.read_text(encoding="utf-8")

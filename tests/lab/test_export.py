@@ -266,7 +266,7 @@ def test_comparisons_have_every_number_behind_a_verdict(tmp_path: Path, format: 
     for row, each in zip(rows, expected, strict=True):
         assert (row["variant"], row["verdict"]) == (each.variant, each.verdict)
         assert int(row["train.worker_batch"]) == dict(each.cell)["train.worker_batch"]
-        for name in ("difference", "low", "high", "p_better_holm", "p_sign_flip", "effect"):
+        for name in ("difference", "low", "high", "p_difference", "p_sign_flip", "effect"):
             assert float(row[name]) == getattr(each, name)
         assert int(row["diverged"]) == each.diverged
 

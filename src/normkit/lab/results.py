@@ -13,7 +13,9 @@ from typing import Any
 from normkit.errors import OptionError
 
 METRICS = ("accuracy", "error", "loss", "top5_accuracy", "top5_error")
-DONE, DIVERGED = "done", "diverged"
+DONE, DIVERGED, COLLAPSED = "done", "diverged", "collapsed"
+# how near to guessing is at chance level: standard errors, and the way from guessing to perfect
+CHANCE_ERRORS, CHANCE_SHARE = 3, 0.1
 
 
 def higher_is_better(metric: str) -> bool:
@@ -34,6 +36,7 @@ class Epoch:
     test_loss: float | None = None
     test_accuracy: float | None = None
     test_top5_accuracy: float | None = None
+    test_one_class: float | None = None  # share of the samples that got the most frequent answer
     seconds: float = 0.0  # of training, since the run began, resumed parts included
     measures: Mapping[str, Any] = field(default_factory=dict)  # name -> number, or one a layer
 
@@ -54,7 +57,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. A divergence is a result, not a failure."""
+    """A finished run. A divergence or a collapse is a result, not a failure."""
 
     run: str  # id
     status: str  # DONE or DIVERGED
@@ -66,6 +69,52 @@ class Result:
     images_per_second: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)  # versions, device, backend
     note: str = ""  # what diverged, and when
+    classes: int | None = None  # of the data; None for results of earlier releases
+    test_samples: int | None = None
+
+    def outcome(self, metric: str) -> str:
+        """DONE, DIVERGED or COLLAPSED; a score that is not finite diverged, too."""
+        score = self.score(metric)
+        if score is None or not math.isfinite(score):
+            return DIVERGED
+        return COLLAPSED if self.collapse() else DONE
+
+    def collapse(self) -> str:
+        """Why a run that did not diverge has not learned anything either; "" if it has.
+
+        It gives the same answer to every test sample, as a dead network does, or it is no better
+        than guessing. Results of earlier releases have neither the answers nor the number of
+        classes; there, the accuracies of 1/K and 5/K that one answer for K classes gives are told.
+        """
+        chosen = [each for each in self.epochs if each.epoch in self.selected]
+        shares = [each.test_one_class for each in chosen if each.test_one_class is not None]
+        right = [each.test_accuracy for each in chosen if each.test_accuracy is not None]
+        if self.status == DIVERGED or not right:
+            return ""
+        accuracy = statistics.median(right)
+        if shares and statistics.median(shares) == 1:
+            return f"the same answer to every test sample, {accuracy:.1%} of them right"
+        if self.classes and self.test_samples:
+            chance = 1 / self.classes
+            error = math.sqrt(chance * (1 - chance) / self.test_samples)
+            near = min(CHANCE_ERRORS * error, CHANCE_SHARE * (1 - chance))
+            if accuracy <= chance + near:
+                return f"{accuracy:.1%} right is the chance level of {self.classes} classes"
+        elif self._is_one_answer(chosen):
+            return f"{accuracy:.1%} right, as one answer to every test sample gives"
+        return ""
+
+    @staticmethod
+    def _is_one_answer(chosen: list[Epoch]) -> bool:
+        """Whether accuracies are just those of one answer where all classes are as frequent."""
+        for each in chosen:
+            first, five = each.test_accuracy, each.test_top5_accuracy
+            if not first or five is None:
+                return False
+            classes = round(1 / first)
+            if classes < 6 or abs(first * classes - 1) > 1e-9 or abs(five - 5 * first) > 1e-9:
+                return False
+        return bool(chosen)
 
     def score(self, metric: str) -> float | None:
         """A metric on the test set where it counts; None if it diverged."""
@@ -86,7 +135,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A variant against the baseline in one cell, over the seeds that both finished.
+    """A variant against the baseline in one cell, over the seeds that both survived.
 
     Differences are signed so that positive is better, whatever the metric.
     """
@@ -100,19 +149,30 @@ class Comparison:
     baseline_mean: float
     baseline_std: float
     difference: float
-    low: float  # 95 % interval of the difference
+    low: float  # interval of the difference, from which the verdict is read
     high: float
     effect: float  # mean of the paired differences over their standard deviation
-    p_better: float  # paired t-test, one-sided: the rule of revisiting BN
+    p_better: float  # paired t-test, one-sided, not corrected: the rule of revisiting BN
     p_worse: float
-    p_better_holm: float  # corrected for all comparisons of the experiment
-    p_worse_holm: float
+    p_difference: float  # the same test, two-sided
+    p_difference_holm: float  # corrected for all comparisons of the experiment
     p_sign_flip: float
     p_equivalent: float  # two one-sided tests
-    verdict: str  # "better", "worse", "equivalent", "not shown"
+    p_equivalent_holm: float  # corrected, for the level of the interval
+    verdict: str  # "better", "worse", "equivalent", "not shown", "unstable"
     more_seeds: int | None  # about so many more would decide, where not shown
     diverged: int
     baseline_diverged: int
     epochs_to_baseline: float | None  # median, to the baseline's final score
     seconds_to_baseline: float | None
-    p_equivalent_holm: float = math.nan  # corrected as the others; the verdict is drawn from these
+    alpha: float = 0.05  # the chance of error that is granted to the interval
+    collapsed: int = 0
+    baseline_collapsed: int = 0
+
+    @property
+    def lost(self) -> int:
+        return self.diverged + self.collapsed
+
+    @property
+    def baseline_lost(self) -> int:
+        return self.baseline_diverged + self.baseline_collapsed

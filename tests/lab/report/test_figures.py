@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from lab.report import sample
-from normkit.lab.report.curves import DIVERGED_SHOWN, learning_curves, points_each, watched_measures
+from normkit.lab.report.curves import LOST_SHOWN, learning_curves, points_each, watched_measures
 from normkit.lab.report.figures import Figure, Panel, View, short_number, thinned
 from normkit.lab.report.score_charts import paired_differences, scores_over_axes, time_trade_off
 from normkit.lab.report.scores import Scoreboard
@@ -59,7 +59,7 @@ def test_a_run_that_diverged_is_drawn_apart() -> None:
 def test_not_all_of_many_that_diverged_are_drawn() -> None:
     found = sample.results(MADE, diverged=[("bcn", seed) for seed in MADE.seeds])
     own = [m for m in marks(learning_curves(Scoreboard(MADE, found))) if m["v"] == 1]
-    assert [m["k"] for m in own] == ["ended"] * DIVERGED_SHOWN
+    assert [m["k"] for m in own] == ["ended"] * LOST_SHOWN
 
 
 def test_what_was_not_measured_has_no_view() -> None:

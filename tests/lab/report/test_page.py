@@ -83,7 +83,7 @@ def test_the_answer_comes_first(usual: str) -> None:
             MADE.question,
             "bcn is better than bn at 2 samples a worker",
             "Read with care",
-            "Against bn, over the seeds that both finished",
+            "Against bn, over the seeds that both survived",
             "Learning curves",
             "Published numbers beside ours",
             "Time and memory",

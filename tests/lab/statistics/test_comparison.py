@@ -22,6 +22,7 @@ from normkit.lab.statistics import (
     reach,
     sign_flip,
     tost,
+    two_sided,
 )
 from normkit.lab.statistics.comparison import median_reach
 
@@ -45,7 +46,8 @@ def test_every_number_of_a_comparison() -> None:
     assert (found.low, found.high) == pytest.approx(interval(better), abs=1e-12)
     assert found.effect == pytest.approx(effect(better))
     assert (found.p_better, found.p_worse) == pytest.approx(paired_t(BCN, BN))
-    assert (found.p_better_holm, found.p_worse_holm) == (found.p_better, found.p_worse)
+    assert found.p_difference == found.p_difference_holm == pytest.approx(two_sided(better))
+    assert found.alpha == 0.05
     assert found.p_sign_flip == sign_flip(better)
     assert found.p_equivalent == pytest.approx(tost(better, 0.005))
     assert (found.verdict, found.more_seeds) == ("better", None)
@@ -82,7 +84,7 @@ def test_the_other_verdicts() -> None:
 def test_holm_over_variants_and_cells() -> None:
     cells = [(("train.batch", 2),), (("train.batch", 64),)]
     about = experiment("bn", "a", "b", seeds=5, cells=cells)
-    close = [x + d for x, d in zip(BN, [0.01, 0.02, -0.004, 0.02, 0.01], strict=True)]
+    close = [x + d for x, d in zip(BN, [0.01, 0.02, -0.002, 0.02, 0.01], strict=True)]
     known: dict[str, Result] = {}
     for cell in cells:
         known |= results(about, {"bn": BN, "a": close, "b": BCN}, cell)
@@ -91,27 +93,31 @@ def test_holm_over_variants_and_cells() -> None:
         (name, cell) for cell in cells for name in ("a", "b")
     ]
     weak, strong = found[0], found[1]
-    assert weak.p_better <= 0.05 < weak.p_better_holm == pytest.approx(2 * weak.p_better)
-    assert strong.p_better_holm == pytest.approx(4 * strong.p_better)
+    assert weak.p_difference <= 0.05 < weak.p_difference_holm
+    # Holm shows both strong ones, tested with a fourth of the 5 % since they are equal, and stops
+    assert strong.p_difference_holm == pytest.approx(4 * strong.p_difference)
+    assert weak.p_difference_holm == pytest.approx(2 * weak.p_difference)
     assert (weak.verdict, strong.verdict) == ("not shown", "better")
-    assert weak.p_equivalent_holm >= weak.p_equivalent
+    assert (weak.alpha, strong.alpha) == (0.05 / 2, 0.05 / 4)
+    better = [a - b for a, b in zip(BCN, BN, strict=True)]
+    assert (strong.low, strong.high) == interval(better, strong.alpha)
 
 
-def test_more_seeds_allow_for_holm_in_their_own_direction() -> None:
-    about = experiment("bn", "better", "a bit worse", seeds=5)
+def test_more_seeds_allow_for_holm() -> None:
+    about = experiment("bn", "better", "a bit worse", "as unclear", seeds=5)
     wild = [x + d for x, d in zip(BN, [-0.05, 0.03, -0.06, 0.01, -0.02], strict=True)]
-    known = results(about, {"bn": BN, "better": BCN, "a bit worse": wild})
+    known = results(about, {"bn": BN, "better": BCN, "a bit worse": wild, "as unclear": wild})
     found = compare(about, known)[1]
     differences = [a - b for a, b in zip(wild, BN, strict=True)]
-    # of the tests of "worse" it has the smallest p-value, which Holm doubles
-    assert found.p_worse_holm == pytest.approx(2 * found.p_worse)
+    # one is shown, and two are left
+    assert found.alpha == 0.025
     assert found.more_seeds == more_seeds(differences, 0.005, alpha=0.025)
     assert found.more_seeds != more_seeds(differences, 0.005, alpha=0.05)
 
 
 def test_only_seeds_that_both_finished() -> None:
     about = experiment("bn", "bcn", seeds=5)
-    scores = {"bn": [0.1, *BN[1:]], "bcn": [None, *BCN[1:4]]}
+    scores = {"bn": [0.2, *BN[1:]], "bcn": [None, *BCN[1:4]]}
     found = only(compare(about, results(about, scores)))
     assert (found.pairs, found.diverged, found.baseline_diverged) == (3, 1, 0)
     assert found.baseline_mean == pytest.approx(0.91)
@@ -144,8 +150,9 @@ def test_nothing_to_compare() -> None:
 
 
 def test_the_same_run_under_two_names_is_not_better() -> None:
-    about = experiment("bn", "bcn", seeds=5)
-    found = only(compare(about, results(about, {"bn": BN, "bcn": BN})))
+    about = experiment("bn", "bcn", seeds=6)
+    six = [*BN, 0.9]
+    found = only(compare(about, results(about, {"bn": six, "bcn": six})))
     assert (found.difference, found.verdict) == (0.0, "equivalent")
     assert (found.p_better, found.p_worse) == (1.0, 1.0)
 

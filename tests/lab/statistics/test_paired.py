@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from normkit.errors import OptionError
 from normkit.lab.statistics import effect, holm, interval, paired_t, sign_flip, tost
+from normkit.lab.statistics.family import holm_factors
 
 # additional hours of sleep of ten patients under two drugs (Student 1908), the t-test's own example
 SLEEP_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -119,6 +121,12 @@ def test_holm_by_hand() -> None:
     assert corrected == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
+def test_holm_as_statsmodels() -> None:
+    ps = [random.random() ** 4 for _ in range(12)] + [0.01, 0.01, 1.0]
+    theirs = multipletests(ps, method="holm")[1]
+    assert holm(ps) == pytest.approx(list(theirs), rel=1e-12)
+
+
 def test_one_comparison_needs_no_correction() -> None:
     assert holm([0.04]) == [0.04]
     assert holm([]) == []
@@ -128,6 +136,18 @@ def test_a_comparison_that_could_not_be_made_still_counts() -> None:
     corrected = holm([0.02, math.nan, 0.01])
     assert corrected[::2] == pytest.approx([0.04, 0.03])
     assert math.isnan(corrected[1])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_a_factor_grants_just_what_holm_shows(ps: list[float]) -> None:
+    for p, q, factor in zip(ps, holm(ps), holm_factors(ps), strict=True):
+        assert (q <= 0.05) == (factor * p <= 0.05)
+
+
+def test_factors_by_hand() -> None:
+    # 0.001·4, 0.01·3 are shown; 0.04·2 is not, and the other one shares its factor
+    assert holm_factors([0.04, 0.001, 0.9, 0.01]) == [2, 4, 2, 3]
+    assert holm_factors([0.001, 0.001, math.nan]) == [3, 3, 1]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))

@@ -136,8 +136,12 @@ def _identity(experiment: Experiment, rows: Sequence[RunRecord]) -> list[Column]
         *(fitting(axis, [dict(row.variant.cell).get(axis) for row in rows]) for axis in axes),
         Column("seed", INTEGER, [row.seed for row in rows]),
         Column("run", TEXT, [row.run for row in rows]),
-        Column("status", TEXT, [r.result.status if r.result else NOT_RUN for r in rows]),
+        Column("status", TEXT, [_outcome(experiment, r.result) for r in rows]),
     ]
+
+
+def _outcome(experiment: Experiment, result: Result | None) -> str:
+    return NOT_RUN if result is None else result.outcome(experiment.metric)
 
 
 def _run_columns(experiment: Experiment, rows: Sequence[RunRecord]) -> list[Column]:

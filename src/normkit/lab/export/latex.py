@@ -26,7 +26,7 @@ def latex(
     """A table for booktabs, with a row for each variant and a column for each value of an axis.
 
     Bold is what is significantly better than the baseline, underlined the best of its column among
-    those that never diverged. Without ``corrected`` the test is that of revisiting BN, which is
+    those that lost no seed. Without ``corrected`` the test is that of revisiting BN, which is
     not corrected for the number of comparisons.
     """
     board = Scoreboard(experiment, results)
@@ -34,7 +34,7 @@ def latex(
     better = {
         (c.variant, c.cell)
         for c in comparisons
-        if (c.verdict == "better" if corrected else c.p_better <= LEVEL)  # NaN is not
+        if (c.verdict == "better" if corrected else c.p_better <= LEVEL and not c.lost)
     }
     width = len(table.columns)
     lines = [
@@ -73,8 +73,9 @@ def _caption(board: Scoreboard, corrected: bool) -> str:
         f"deviation over {seeds}. Bold: significantly better than {baseline} (one-sided paired "
         f"$t$-test, $p \\le {LEVEL}${rule}). Underlined: best of its column."
     )
-    if board.counts["diverged"]:
-        caption += r" $^\dagger$: so many seeds diverged; the mean is over the others."
+    if board.counts["lost"]:
+        words = " or ".join(w for w in ("diverged", "collapsed") if board.counts[w])
+        caption += rf" $^\dagger$: so many seeds {words}; the mean is over the others."
     return caption
 
 
@@ -115,16 +116,16 @@ def _rows(
 
 def _best(board: Scoreboard, cell: Cell) -> str | None:
     """The best mean of a column as it is printed, so that equal numbers are underlined alike."""
-    means = [s.mean for s in board.in_cell(cell) if s.mean is not None and not s.diverged]
+    means = [s.mean for s in board.in_cell(cell) if s.mean is not None and not s.lost]
     if not means:
         return None
     return board.metric.plain(max(means) if board.experiment.higher_is_better else min(means))
 
 
 def _entry(scores: Scores, metric: Metric, *, bold: bool, best: str | None) -> str:
-    lost = len(scores.diverged)
+    lost = len(scores.lost)
     if scores.mean is None:
-        return "diverged" if lost else "--"
+        return ("diverged" if scores.diverged else "collapsed") if lost else "--"
     text = metric.spread(scores.mean, scores.std).replace("±", r"\pm").replace("−", "-")
     math = f"$\\mathbf{{{text}}}$" if bold else f"${text}$"
     if best is not None and not lost and metric.plain(scores.mean) == best:

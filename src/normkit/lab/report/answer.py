@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from normkit.core.messages import counted
@@ -10,8 +10,8 @@ from normkit.lab.experiment import Cell
 from normkit.lab.report.scores import VERDICTS, Scoreboard, Scores, ranked, verdict_of
 from normkit.lab.report.tables import environments
 from normkit.lab.report.words import at
-from normkit.lab.results import DIVERGED, Comparison
-from normkit.lab.statistics import ALPHA
+from normkit.lab.results import COLLAPSED, DIVERGED, Comparison
+from normkit.lab.statistics import ALPHA, UNSTABLE
 from normkit.reporting.text import is_finite, listed, rough
 
 MANY = 4  # cells; with more of them, verdicts are counted
@@ -67,7 +67,7 @@ def _tallies(comparisons: Sequence[Comparison]) -> tuple[VerdictCounts, ...]:
     """Those that are better in most cells come first."""
     there = {verdict_of(c) for c in comparisons}
     there.add(VERDICTS[0])  # that nothing is better has to be said
-    columns = [verdict for verdict in (*VERDICTS, DIVERGED) if verdict in there]
+    columns = [verdict for verdict in (*VERDICTS, DIVERGED, COLLAPSED) if verdict in there]
     tallies = []
     for name in dict.fromkeys(c.variant for c in comparisons):
         verdicts = [verdict_of(c) for c in comparisons if c.variant == name]
@@ -88,12 +88,20 @@ def _lead(board: Scoreboard, comparisons: Sequence[Comparison]) -> tuple[str, st
         return "Nothing has been run yet, so there is no answer yet.", "not shown"
     if not comparisons:
         return f"There is nothing to compare with {base} yet.", "not shown"
-    if not any(c.pairs for c in comparisons) and any(c.baseline_diverged for c in comparisons):
+    if not any(c.pairs for c in comparisons) and any(c.baseline_lost for c in comparisons):
         # which variants can be trained at all is an answer, too
-        lost = {c.variant for c in comparisons if c.diverged}
+        lost = {c.variant for c in comparisons if c.lost}
         stable = dict.fromkeys(c.variant for c in comparisons if c.variant not in lost)
-        without = f" Without a divergence: {listed(stable)}." if stable else ""
-        return f"{base} diverged, and nothing can be compared with it.{without}", DIVERGED
+        without = f" Without a loss: {listed(stable)}." if stable else ""
+        word = DIVERGED if any(c.baseline_diverged for c in comparisons) else COLLAPSED
+        return f"{base} {word}, and nothing can be compared with it.{without}", word
+    steady = [c for c in comparisons if c.verdict != UNSTABLE]
+    if len(steady) < len(comparisons) and len(comparisons) > 1:
+        first = _stability(board)
+        if not steady:
+            return first, UNSTABLE
+        rest, tone = _lead(board, steady)
+        return f"{first} {rest}", tone
     order = ranked(comparisons)
     best = order[0]
     if best.verdict == "better" or len(comparisons) == 1:
@@ -110,12 +118,37 @@ def _lead(board: Scoreboard, comparisons: Sequence[Comparison]) -> tuple[str, st
     if not any(c.pairs for c in comparisons):
         return f"No seed was finished by {base} and by another variant.", "not shown"
     # what would be better if it were all that had been asked: Holm's correction is in its way
-    near = [c for c in comparisons if c.verdict == "not shown" and c.p_better <= ALPHA]
+    near = [
+        c
+        for c in comparisons
+        if c.verdict == "not shown" and c.p_difference <= ALPHA and c.difference > 0
+    ]
     nearest = ""
     if near:
-        c = min(near, key=lambda each: each.p_better)
+        c = min(near, key=lambda each: each.p_difference)
         nearest = f" Nearest to it is {c.variant}{at(c.cell)}: {_numbers(c, board)}."
     return f"Nothing was shown to be better than {base}.{nearest}", "not shown"
+
+
+def _stability(board: Scoreboard) -> str:
+    """Stable with every seed: bn and gn. Not stable: bcn + ws (1 of 3 seeds collapsed)."""
+    lost = {}
+    for name in board.names():
+        own = [scores for scores in board if scores.variant.name == name]
+        ended = sum(len(scores.results) for scores in own)
+        words = [
+            f"{count} of {counted(ended, 'seed' if len(board.cells) == 1 else 'run')} {word}"
+            for word, count in (
+                (DIVERGED, sum(len(scores.diverged) for scores in own)),
+                (COLLAPSED, sum(len(scores.collapsed) for scores in own)),
+            )
+            if count
+        ]
+        if words:
+            lost[name] = f"{name} ({', '.join(words)})"
+    stable = [name for name in board.names() if name not in lost]
+    steady = f"Stable with every seed: {listed(stable)}. " if stable else ""
+    return f"{steady}Not stable: {listed(lost.values())}."
 
 
 def _sentence(c: Comparison, board: Scoreboard) -> str:
@@ -128,6 +161,8 @@ def _sentence(c: Comparison, board: Scoreboard) -> str:
     elif c.verdict == "equivalent":
         margin = f"{metric.scaled(board.experiment.equivalence):g}"
         verb = f"is equivalent to {c.baseline}, within {margin}{' points' * metric.percent}"
+    elif c.verdict == UNSTABLE:
+        verb = f"cannot be judged against {c.baseline}, since not every seed survived"
     else:
         verb = f"is not shown to differ from {c.baseline}"
     return f"{c.variant} {verb}{at(c.cell)}: {_numbers(c, board)}."
@@ -146,12 +181,20 @@ def _numbers(c: Comparison, board: Scoreboard) -> str:
             text += "; a verdict needs at least 2, better 5"
         elif c.more_seeds:
             text += f"; about {counted(rough(c.more_seeds), 'more seed')} would decide"
-    if c.diverged:
-        text += f"; it diverged at {_share(c.diverged, c.variant, c.cell, board)}"
-    if c.baseline_diverged and not c.pairs:  # else it would stand in every line
-        share = _share(c.baseline_diverged, c.baseline, c.cell, board)
-        text += f"; {c.baseline} diverged at {share}"
-    return text
+    losses = [
+        f"it {word} at {_share(count, c.variant, c.cell, board)}"
+        for word, count in ((DIVERGED, c.diverged), (COLLAPSED, c.collapsed))
+        if count
+    ]
+    if not c.pairs or not losses:  # else the baseline's would stand in every line
+        losses += [
+            f"{c.baseline} {word} at {_share(count, c.baseline, c.cell, board)}"
+            for word, count in ((DIVERGED, c.baseline_diverged), (COLLAPSED, c.baseline_collapsed))
+            if count
+        ]
+    if c.verdict == UNSTABLE and c.pairs:
+        return f"{'; '.join(losses)}; the survivors alone: {text}"
+    return "; ".join([text, *losses])
 
 
 def _share(diverged: int, name: str, cell: Cell, board: Scoreboard) -> str:
@@ -161,11 +204,7 @@ def _share(diverged: int, name: str, cell: Cell, board: Scoreboard) -> str:
     return f"{diverged} of {counted(len(scores.results), 'seed')}"
 
 
-def cautions(
-    board: Scoreboard,
-    comparisons: Iterable[Comparison] = (),
-    failures: Mapping[str, str] | None = None,
-) -> list[str]:
+def cautions(board: Scoreboard, failures: Mapping[str, str] | None = None) -> list[str]:
     """What a reader has to know before believing the numbers, in sentences.
 
     None where nothing has been run. ``failures`` says, by run id, why one failed.
@@ -183,13 +222,16 @@ def cautions(
             "this is what can be said without them."
         )
     for name in board.names():
-        lost = [scores for scores in board if scores.variant.name == name and scores.diverged]
-        if lost:
-            places = "; ".join(map(_where, lost[:MANY]))
-            more = f"; and {len(lost) - MANY} more cells" if len(lost) > MANY else ""
-            sentences.append(
-                f"{name} diverged: {places}{more}. Such seeds are counted, not compared."
-            )
+        for word in (DIVERGED, COLLAPSED):
+            own = [scores for scores in board if scores.variant.name == name]
+            lost = [(scores, seeds) for scores in own if (seeds := getattr(scores, word))]
+            if lost:
+                places = "; ".join(_where(*each) for each in lost[:MANY])
+                more = f"; and {len(lost) - MANY} more cells" if len(lost) > MANY else ""
+                sentences.append(
+                    f"{name} {word}: {places}{more}. Such seeds are counted, not compared: "
+                    "differences are those of the survivors."
+                )
     if len(experiment.seeds) == 1:
         sentences.append(
             "1 seed: nothing can be shown with it, however large a difference looks. Try 5 or "
@@ -199,13 +241,6 @@ def cautions(
         sentences.append(
             f"{counted(len(experiment.seeds), 'seed')}: too few to show small differences."
         )
-    narrow = dict.fromkeys(c.variant for c in comparisons if _is_narrow(c, experiment.equivalence))
-    if narrow:
-        sentences.append(
-            f"{listed(narrow)}: decided narrowly. The verdict is that of a one-sided t-test at "
-            "5 %; the 95 % interval has two sides and leans as the seeds do, and does not exclude "
-            "the opposite yet."
-        )
     if len(environments(board.all_results())) > 1:
         sentences.append(
             "The runs were not all made with the same versions and hardware: times may differ for "
@@ -214,17 +249,8 @@ def cautions(
     return sentences
 
 
-def _is_narrow(c: Comparison, margin: float) -> bool:
-    """Whether the interval leaves open what the test has decided."""
-    return (
-        (c.verdict == "better" and c.low <= 0)
-        or (c.verdict == "worse" and c.high >= 0)
-        or (c.verdict == "equivalent" and max(-c.low, c.high) > margin)
-    )
-
-
-def _where(scores: Scores) -> str:
-    seeds = f"{'seed' if len(scores.diverged) == 1 else 'seeds'} {listed(scores.diverged)}"
-    if len(scores.diverged) == len(scores.runs) > 1:
+def _where(scores: Scores, lost: Sequence[int]) -> str:
+    seeds = f"{'seed' if len(lost) == 1 else 'seeds'} {listed(lost)}"
+    if len(lost) == len(scores.runs) > 1:
         seeds = "every seed"
     return seeds + at(scores.variant.cell)

@@ -21,14 +21,14 @@ from normkit.lab.report.figures import (
 )
 from normkit.lab.report.scores import Scoreboard, Scores, average, deviation
 from normkit.lab.report.words import Metric, cell_words
-from normkit.lab.results import DIVERGED, Epoch, Result
+from normkit.lab.results import Epoch, Result
 from normkit.reporting.text import is_finite, listed
 
 EpochValue = Callable[[Epoch], float | None]
 POINTS = 20_000  # of all curves of a page: it has to stay small
 FEWEST, MOST = 15, 200  # of one curve
 FEW_EPOCHS = 6  # up to which each has its tick
-DIVERGED_SHOWN = 3  # runs of a variant that diverged, and are drawn
+LOST_SHOWN = 3  # runs of a variant that diverged or collapsed, and are drawn
 TICKS = 8  # at most, on an axis of whole numbers
 DEPTH = "norm, in the order of the forward pass"
 
@@ -110,8 +110,9 @@ def learning_curves(board: Scoreboard) -> Figure:
         for each in shown
     )
     about = "Mean over the seeds that finished; the band is one standard deviation over seeds."
-    if board.counts["diverged"]:
-        about += " Thin lines that end in a cross are runs that diverged, at most three a variant."
+    if board.counts["lost"]:
+        words = " or ".join(word for word in ("diverged", "collapsed") if board.counts[word])
+        about += f" Thin lines that end in a cross are runs that {words}, at most three a variant."
     if any("range" in panel.layout["yaxis"] for view in views for panel in view.panels):
         about += (
             " The vertical axis fits the last three quarters of the training; a double click "
@@ -177,9 +178,9 @@ def _epochs_axis(marks: Sequence[Mark]) -> dict[str, Any]:
 def _curve_marks(
     scores: Scores, style: VariantStyle, of: EpochValue, most: int, *, timed: bool = False
 ) -> list[Mark]:
-    """The mean with its band, and each run that diverged."""
-    diverged = [result for result in scores.results.values() if result.status == DIVERGED]
-    curves = [("line", scores.done), *(("ended", [each]) for each in diverged[:DIVERGED_SHOWN])]
+    """The mean with its band, and each run that diverged or collapsed."""
+    lost = [scores.results[seed] for seed in scores.lost[:LOST_SHOWN]]
+    curves = [("line", scores.done), *(("ended", [each]) for each in lost)]
     marks = []
     for kind, results in curves:
         points = _over_seeds(results, of, most)

@@ -27,7 +27,9 @@ TONES = {
     "equivalent": "note",
     "not shown": "unsure",
     "baseline": "unsure",
+    "unstable": "serious",
     "diverged": "serious",
+    "collapsed": "serious",
 }
 
 
@@ -91,7 +93,7 @@ def _texts_and_tables(
         "counts": board.counts,
         "seconds": sum(result.seconds for result in board.all_results()),
         "answer": answer(board, comparisons),
-        "cautions": cautions(board, comparisons, failures),
+        "cautions": cautions(board, failures),
         "styles": list(board.styles.values()),
         "tones": TONES,
         "axes": verdicts.axis_heads(board),
@@ -105,7 +107,7 @@ def _texts_and_tables(
         "cost_heads": tables.cost_heads(costs),
         "published": tables.published_rows(board, comparisons),
         "gaps": tables.missing_runs(board, failures) if started else [],
-        "diverged": tables.diverged_runs(board),
+        "lost": tables.lost_runs(board),
         "runs": runs if len(runs) <= RUNS else [run for run in runs if run.state != "done"],
         "all_runs": len(runs),
         "environments": tables.environments(board.all_results()),

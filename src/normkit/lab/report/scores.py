@@ -13,10 +13,10 @@ from normkit.errors import UnknownName, nearest
 from normkit.lab.experiment import Cell, Experiment, Run, Variant
 from normkit.lab.report.figures import VariantStyle, variant_styles
 from normkit.lab.report.words import Metric, axis_words, value_words
-from normkit.lab.results import DIVERGED, DONE, Comparison, Result
+from normkit.lab.results import COLLAPSED, DIVERGED, DONE, Comparison, Result
 from normkit.reporting.text import is_finite
 
-VERDICTS = ("better", "worse", "equivalent", "not shown")  # as a reader wants them
+VERDICTS = ("better", "worse", "equivalent", "not shown", "unstable")  # as a reader wants them
 GridValues = tuple[tuple[Any, str], ...]  # value and word for each axis
 
 
@@ -31,14 +31,30 @@ class Scores:
 
     @cached_property
     def by_seed(self) -> dict[int, float]:
-        """The score of every seed that finished without diverging."""
-        scores = {seed: result.score(self.metric) for seed, result in self.results.items()}
-        return {seed: score for seed, score in scores.items() if is_finite(score)}
+        """The score of every seed that neither diverged nor collapsed."""
+        done = {seed: r.score(self.metric) for seed, r in self.results.items() if self._is(seed)}
+        return {seed: score for seed, score in done.items() if score is not None}
+
+    @cached_property
+    def outcomes(self) -> dict[int, str]:
+        """DONE, DIVERGED or COLLAPSED for every seed that has a result."""
+        return {seed: result.outcome(self.metric) for seed, result in self.results.items()}
+
+    def _is(self, seed: int, outcome: str = DONE) -> bool:
+        return self.outcomes[seed] == outcome
 
     @cached_property
     def diverged(self) -> list[int]:
         """Seeds without a score: a loss that is infinite in the end is a divergence, too."""
-        return [seed for seed in self.results if seed not in self.by_seed]
+        return [seed for seed in self.results if self._is(seed, DIVERGED)]
+
+    @cached_property
+    def collapsed(self) -> list[int]:
+        return [seed for seed in self.results if self._is(seed, COLLAPSED)]
+
+    @property
+    def lost(self) -> list[int]:
+        return [seed for seed in self.results if not self._is(seed)]
 
     @cached_property
     def missing(self) -> list[int]:
@@ -112,17 +128,18 @@ class Scoreboard:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Of distinct runs: how many were asked for, are there, diverged, are missing."""
+        """Of distinct runs: how many were asked for, are there, were lost, are missing."""
         states: dict[str, str] = {}
         for scores in self:
             for seed, run in scores.runs.items():
-                state = DIVERGED if seed in scores.diverged else DONE
-                states[run.id] = state if seed in scores.results else "missing"
+                states[run.id] = scores.outcomes.get(seed, "missing")
         count = list(states.values()).count
         return {
             "all": len(states),
             "finished": len(states) - count("missing"),
             "diverged": count(DIVERGED),
+            "collapsed": count(COLLAPSED),
+            "lost": count(DIVERGED) + count(COLLAPSED),
             "missing": count("missing"),
         }
 
@@ -158,7 +175,9 @@ def ranked(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 def verdict_of(c: Comparison) -> str:
     """The verdict, or that there is none because no seed was left to compare."""
-    return DIVERGED if c.diverged and not c.pairs else c.verdict
+    if c.lost and not c.pairs:
+        return DIVERGED if c.diverged else COLLAPSED
+    return c.verdict
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from normkit.lab.experiment import Experiment, Published, Setting
 from normkit.lab.report.figures import VariantStyle
 from normkit.lab.report.scores import GridValues, Scoreboard, Scores, average, axes_of, verdict_of
 from normkit.lab.report.words import at, value_words
-from normkit.lab.results import DIVERGED, DONE, Comparison, Result
+from normkit.lab.results import Comparison, Result
 from normkit.reporting.text import NONE, duration, is_finite, listed, memory, three_digits
 
 NOT_REACHED = "not reached"  # by half of the runs
@@ -151,7 +151,7 @@ def published_rows(board: Scoreboard, comparisons: Sequence[Comparison]) -> list
     experiment = board.experiment
     sign = 1 if experiment.higher_is_better else -1
     values = {(each.variant, each.cell): each.value for each in experiment.published}
-    verdicts = {(c.variant, c.cell): verdict_of(c) for c in comparisons if c.pairs or c.diverged}
+    verdicts = {(c.variant, c.cell): verdict_of(c) for c in comparisons if c.pairs or c.lost}
     rows = []
     for each in experiment.published:
         if each.variant not in board.styles:  # not part of this scale
@@ -193,7 +193,7 @@ def agreement(theirs: float | None, verdict: str, margin: float) -> str:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run with its state: done, diverged, failed or not run."""
+    """A run with its state: done, diverged, collapsed, failed or not run."""
 
     style: VariantStyle
     grid_values: GridValues
@@ -214,9 +214,10 @@ def run_rows(board: Scoreboard, failures: Mapping[str, str]) -> list[RunRow]:
             result = scores.results.get(seed)
             failed = failures.get(run.id, "") if result is None else ""
             state = FAILED if failed else NOT_RUN
+            note = failed
             if result is not None:
-                state = DIVERGED if seed in scores.diverged else DONE
-            note = result.note if result is not None else failed
+                state = scores.outcomes[seed]
+                note = result.note or result.collapse()
             score = scores.by_seed.get(seed)
             rows.append(RunRow(style, grid_values, seed, state, score, result, run.id, note))
     return rows
@@ -241,14 +242,16 @@ def missing_runs(board: Scoreboard, failures: Mapping[str, str]) -> list[str]:
     return sentences
 
 
-def diverged_runs(board: Scoreboard) -> list[str]:
-    """What diverged, and what is known of it."""
-    return [
-        f"{scores.variant.name}{at(scores.variant.cell)}, seed {seed}: "
-        f"{scores.results[seed].note or 'the score is not finite'}"
-        for scores in board
-        for seed in scores.diverged
-    ]
+def lost_runs(board: Scoreboard) -> list[str]:
+    """What diverged or collapsed, and what is known of it."""
+    sentences = []
+    for scores in board:
+        for seed in scores.lost:
+            result = scores.results[seed]
+            why = result.note or result.collapse() or "the score is not finite"
+            name = scores.variant.name + at(scores.variant.cell)
+            sentences.append(f"{name}, seed {seed}: {why}")
+    return sentences
 
 
 @dataclass(frozen=True)

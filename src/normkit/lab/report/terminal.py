@@ -24,7 +24,9 @@ STYLES = {
     "worse": "bold red",
     "equivalent": "cyan",
     "not shown": "dim",
+    "unstable": "bold red",
     "diverged": "bold red",
+    "collapsed": "bold red",
     "baseline": "dim",
 }
 WHAT = "The table of verdicts"
@@ -46,7 +48,7 @@ def print_verdicts(
     if board.counts["finished"]:
         wide = console.width >= WIDE
         console.print(verdict_table(board, comparisons, wide=wide))
-    for caution in cautions(board, comparisons):
+    for caution in cautions(board):
         console.print(text(f"! {caution}", style="yellow"))
 
 
@@ -83,9 +85,10 @@ def verdict_table(
         style = "dim" if row.comparison is None else ""
         verdict = text(row.verdict, style=STYLES.get(row.verdict, ""))
         notes = [row.more] if row.more else []
-        lost = len(row.scores.diverged)
-        if lost:
-            notes.append(counted(lost, "seed") if row.verdict == "diverged" else f"{lost} diverged")
+        lost = len(row.scores.lost)
+        for word in ("diverged", "collapsed"):
+            if count := len(getattr(row.scores, word)):
+                notes.append(counted(count, "seed") if row.verdict == word else f"{count} {word}")
         if notes:
             verdict.append(f" ({', '.join(notes)})", style="red" if lost else "dim")
         table.add_row(*(text(cell, style=style) for cell in cells), verdict)
@@ -97,8 +100,7 @@ def _numbers(row: verdicts.VerdictRow, metric: Metric, wide: bool) -> list[str]:
     score = metric.spread(row.scores.mean, row.scores.std)
     if c is None:
         return [score, "", "", *([""] if wide else []), str(len(row.scores.by_seed))]
-    better = is_finite(c.difference) and c.difference >= 0
-    p = probability(c.p_better_holm if better else c.p_worse_holm)
+    p = probability(c.p_difference_holm)
     interval = f"{metric.plain(c.low)} to {metric.plain(c.high)}" if is_finite(c.low) else NONE
     difference = metric.plain(c.difference, sign=True)
     return [score, difference, interval, *([p] if wide else []), str(c.pairs)]

@@ -19,11 +19,13 @@ from normkit.lab.report.scores import (
 )
 from normkit.lab.report.words import axis_words, cell_words
 from normkit.lab.results import Comparison
+from normkit.lab.statistics import UNSTABLE
 from normkit.reporting.charts import ForestRow, forest_row, forest_scale
 from normkit.reporting.text import is_finite, rough
 
 BASELINE = "baseline"
-SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "not shown": "?", "diverged": "✕"}
+SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "not shown": "?", "unstable": "!"}
+SYMBOLS |= {"diverged": "✕", "collapsed": "✕"}
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,14 @@ class VerdictRow:
     def more(self) -> str:
         """What a verdict needs that is not shown."""
         c = self.comparison
+        if c is not None and c.verdict == UNSTABLE and c.pairs:
+            return "numbers of the survivors"
         if c is None or c.verdict != "not shown":
             return ""
         if not c.pairs:
-            if c.baseline_diverged:
-                return f"{c.baseline} diverged"
-            return "" if c.diverged else "no seed finished by both"
+            if c.baseline_lost:
+                return f"{c.baseline} {'diverged' if c.baseline_diverged else 'collapsed'}"
+            return "" if c.lost else "no seed finished by both"
         if c.pairs == 1:
             return "needs 2 seeds"
         return f"≈ {counted(rough(c.more_seeds), 'more seed')}" if c.more_seeds else ""

@@ -9,58 +9,64 @@ from dataclasses import dataclass
 
 from normkit.errors import OptionError
 from normkit.lab.experiment import Experiment, Variant
-from normkit.lab.results import Comparison, Result, higher_is_better
-from normkit.lab.statistics.paired import (
-    ALPHA,
-    NOT_SHOWN,
-    effect,
-    holm,
-    holm_factors,
-    interval,
-    more_seeds,
-    paired_t,
-    sign_flip,
-    tost,
-    verdict,
-)
+from normkit.lab.results import COLLAPSED, DONE, Comparison, Result, higher_is_better
+from normkit.lab.statistics.family import NOT_SHOWN, Decision, decide
+from normkit.lab.statistics.paired import effect, more_seeds, sign_flip
+
+
+@dataclass(frozen=True)
+class LostRuns:
+    """How many runs of a variant gave no score that could be compared."""
+
+    diverged: int = 0
+    collapsed: int = 0
+
+    @classmethod
+    def of(cls, outcomes: Sequence[str]) -> LostRuns:
+        collapsed = outcomes.count(COLLAPSED)
+        return cls(len(outcomes) - outcomes.count(DONE) - collapsed, collapsed)
+
+    def __bool__(self) -> bool:
+        return bool(self.diverged or self.collapsed)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """What two variants did with the seeds that both finished; divergences are only counted."""
+    """What two variants did with the seeds that both survived, and the losses of each."""
 
     variant: Variant
     results: tuple[Result, ...]
     scores: tuple[float, ...]
     baseline_scores: tuple[float, ...]
     better: tuple[float, ...]  # differences, positive where the variant is better
-    diverged: int
-    baseline_diverged: int
+    losses: LostRuns
+    baseline_losses: LostRuns
 
 
 def compare(experiment: Experiment, results: Mapping[str, Result]) -> list[Comparison]:
     """Every variant against the baseline in every cell, by the results there are (id -> Result).
 
-    Only seeds that both have finished are compared. Runs that diverged are counted and stay out
-    of means and tests: a verdict is about the runs that trained. "better" and "worse" are the
-    paper's one-sided test at 5 %, each corrected by Holm for all comparisons that the experiment
-    asks for, finished or not; so is "equivalent".
+    Runs that diverged or collapsed are counted first. Where either side has lost one, the verdict
+    is "unstable", and the numbers are those of the seeds that survived on both sides. All others
+    are decided together (see ``family``): 5 %, two-sided, for the experiment as a whole, with
+    Holm's correction for all comparisons that it asks for, finished or not.
 
-    With fewer than 2 pairs the verdict is "not shown" and whatever they cannot tell is NaN: every
-    test, the interval, the effect, the spread, and without any pair the means too.
+    With fewer than 2 pairs nothing is shown, and whatever they cannot tell is NaN: every test,
+    the interval, the effect, the spread, and without any pair the means too.
     """
     compared = [
         _pairs(experiment, variant, results)
         for variant in experiment.variants
         if variant.name != experiment.baseline
     ]
-    tests = [_p_values(pairs, experiment.equivalence) for pairs in compared]
-    by_test = [list(ps) for ps in zip(*tests, strict=True)] or [[], [], []]
-    corrected = zip(*map(holm, by_test), strict=True)
-    factors = zip(*map(holm_factors, by_test), strict=True)
+    decisions = decide(
+        [pairs.better for pairs in compared],
+        experiment.equivalence,
+        stable=[not (pairs.losses or pairs.baseline_losses) for pairs in compared],
+    )
     return [
-        _comparison(experiment, *each)
-        for each in zip(compared, tests, corrected, factors, strict=True)
+        _comparison(experiment, pairs, decision)
+        for pairs, decision in zip(compared, decisions, strict=True)
     ]
 
 
@@ -75,61 +81,39 @@ def _pairs(experiment: Experiment, variant: Variant, results: Mapping[str, Resul
             "Try to let the baseline be in every cell."
         ) from None
 
-    def score_of(result: Result | None) -> float | None:
-        """None for a run that is not finished or that diverged; an infinite loss diverged, too."""
-        score = result.score(experiment.metric) if result else None
-        return score if score is not None and math.isfinite(score) else None
+    outcomes: tuple[list[str], list[str]] = ([], [])
+
+    def score_of(result: Result | None, seen: list[str]) -> float | None:
+        """None for a run that is not finished, or that was lost."""
+        if result is None:
+            return None
+        seen.append(result.outcome(experiment.metric))
+        return result.score(experiment.metric) if seen[-1] == DONE else None
 
     ours, scores, theirs = [], [], []
-    diverged = baseline_diverged = 0
     for run, base in zip(
         variant.runs(experiment.seeds), baseline.runs(experiment.seeds), strict=True
     ):
-        result, other = results.get(run.id), results.get(base.id)
-        score, target = score_of(result), score_of(other)
-        diverged += result is not None and score is None
-        baseline_diverged += other is not None and target is None
+        result = results.get(run.id)
+        score = score_of(result, outcomes[0])
+        target = score_of(results.get(base.id), outcomes[1])
         if result is not None and score is not None and target is not None:
             ours.append(result)
             scores.append(score)
             theirs.append(target)
     sign = 1 if experiment.higher_is_better else -1
     better = tuple(sign * (a - b) for a, b in zip(scores, theirs, strict=True))
-    return Pairs(
-        variant, tuple(ours), tuple(scores), tuple(theirs), better, diverged, baseline_diverged
-    )
+    losses = map(LostRuns.of, outcomes)
+    return Pairs(variant, tuple(ours), tuple(scores), tuple(theirs), better, *losses)
 
 
-def _p_values(pairs: Pairs, margin: float) -> tuple[float, float, float]:
-    """Of better, worse and equivalent."""
-    if len(pairs.better) < 2:
-        return (math.nan, math.nan, math.nan)
-    zeros = [0.0] * len(pairs.better)
-    return (*paired_t(pairs.better, zeros), tost(pairs.better, margin))
-
-
-def _comparison(
-    experiment: Experiment,
-    pairs: Pairs,
-    tests: Sequence[float],
-    corrected: Sequence[float],
-    factors: Sequence[int],
-) -> Comparison:
+def _comparison(experiment: Experiment, pairs: Pairs, decision: Decision) -> Comparison:
     better = pairs.better
-    word = verdict(*corrected)
-    more = None
-    if word == NOT_SHOWN:
-        # the level at which Holm would accept the test that is nearest to it
-        direction = 0 if better and statistics.fmean(better) >= 0 else 1
-        more = more_seeds(
-            better,
-            experiment.equivalence,
-            alpha=ALPHA / factors[direction],
-            alpha_equivalent=ALPHA / factors[2],
-        )
-    reached = median_reach(pairs.results, pairs.baseline_scores, experiment.metric)
     several = len(better) > 1
-    low, high = interval(better) if several else (math.nan, math.nan)
+    more = None
+    if decision.verdict == NOT_SHOWN:
+        more = more_seeds(better, experiment.equivalence, decision.alpha)
+    reached = median_reach(pairs.results, pairs.baseline_scores, experiment.metric)
     return Comparison(
         variant=pairs.variant.name,
         baseline=experiment.baseline,
@@ -140,20 +124,23 @@ def _comparison(
         baseline_mean=_mean(pairs.baseline_scores),
         baseline_std=_std(pairs.baseline_scores),
         difference=_mean(better),
-        low=low,
-        high=high,
+        low=decision.low,
+        high=decision.high,
+        alpha=decision.alpha,
         effect=effect(better) if several else math.nan,
-        p_better=tests[0],
-        p_worse=tests[1],
-        p_better_holm=corrected[0],
-        p_worse_holm=corrected[1],
+        p_better=decision.p_better,
+        p_worse=decision.p_worse,
+        p_difference=decision.p_difference,
+        p_difference_holm=decision.p_difference_holm,
         p_sign_flip=sign_flip(better) if several else math.nan,
-        p_equivalent=tests[2],
-        p_equivalent_holm=corrected[2],
-        verdict=word,
+        p_equivalent=decision.p_equivalent,
+        p_equivalent_holm=decision.p_equivalent_holm,
+        verdict=decision.verdict,
         more_seeds=more,
-        diverged=pairs.diverged,
-        baseline_diverged=pairs.baseline_diverged,
+        diverged=pairs.losses.diverged,
+        collapsed=pairs.losses.collapsed,
+        baseline_diverged=pairs.baseline_losses.diverged,
+        baseline_collapsed=pairs.baseline_losses.collapsed,
         epochs_to_baseline=reached[0] if reached else None,
         seconds_to_baseline=reached[1] if reached else None,
     )

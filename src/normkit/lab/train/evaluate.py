@@ -82,12 +82,14 @@ class History:
 class Score:
     """Sum of losses and number of right answers on a set, on the device; nothing waits for it.
 
-    Where there are more than five classes, also how many were right among the five likeliest.
+    Where there are more than five classes, also how many were right among the five likeliest. How
+    often each class was the answer tells a network that gives the same one to all.
     """
 
     def __init__(self, device: torch.device, classes: int) -> None:
         self.names = QUANTITIES if classes > FIVE else QUANTITIES[:2]
         self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=device)
+        self.answers = torch.zeros(classes, dtype=torch.float64, device=device)
         self.samples = 0
 
     def add(self, model: nn.Module, images: Tensor, labels: Tensor, precision: str) -> None:
@@ -97,6 +99,8 @@ class Score:
                 logits = model(images)
             loss = F.cross_entropy(_wide(logits), labels, reduction="sum")
             sums = [loss, correct(logits, labels)]
+            answer = logits.argmax(1)
+            self.answers.scatter_add_(0, answer, torch.ones_like(answer, dtype=torch.float64))
             if len(self.names) > 2:
                 five = logits.topk(FIVE, dim=1).indices
                 sums.append((five == labels[:, None]).sum())
@@ -124,13 +128,16 @@ class EpochNumbers:
         """One transfer for all of them, which waits for the device: the one time in an epoch."""
         rows = history.rows[: history.batches].flatten()
         size = rows.numel()
-        numbers = torch.cat([rows, *(score.sums for score in scores.values())]).tolist()
+        sets = [part for s in scores.values() for part in (s.sums, s.answers.max()[None])]
+        numbers = torch.cat([rows, *sets]).tolist()
         evaluated: dict[str, float] = {}
         at = size
         for part, score in scores.items():
             sums = numbers[at : at + len(score.names)]
             evaluated |= {f"{part}_{name}": value for name, value in score.means(sums).items()}
-            at += len(sums)
+            at += len(sums) + 1
+            if part == "test":
+                evaluated["test_one_class"] = numbers[at - 1] / score.samples
         return cls(numbers[0:size:2], numbers[1:size:2], evaluated)
 
     def mean_loss(self, plan: EpochPlan) -> float:

@@ -130,6 +130,8 @@ class Training:
                 "side by side": str(self.beside),
             },
             note=self.note or _left_out(model),
+            classes=self.sets.classes,
+            test_samples=len(self.sets.test),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@
     if (mark.k === "ended") {
       return [{ ...base, mode: "lines+markers", line: { color: tone(0.7), width: 1, dash: "dot" },
         marker: { color: tone(), symbol: "x", size: x.map((_, i) => (i === x.length - 1 ? 9 : 0)) },
-        hovertemplate: value + " (diverged)" + extra }];
+        hovertemplate: value + " (lost)" + extra }];
     }
     if (mark.k === "points") {
       const said = x.map((v, i) => [v, mark.n[i]]);

@@ -1,0 +1,1 @@
+"""Simulated experiments: which interval to use, and how often verdicts are wrong."""
