@@ -43,16 +43,18 @@ def test_a_plan_in_words() -> None:
     text = str(plan_conversion(model, "bcn", groups=4))
     lines = text.splitlines()
     assert lines[0] == (
-        "Net to bcn: 4 of 5 norms to convert, 1 skipped. The function changes: apply() measures "
-        "by how much."
+        "Net to bcn: 4 of 5 norms to convert, 1 kept. The function changes: apply() measures by "
+        "how much."
     )
     assert lines[1].startswith("Each layer: carries weight, bias, running statistics, eps")
     rows = {line.split()[0]: line for line in lines if line[:1].strip()}
-    assert list(rows)[-6:] == ["layer", *PATHS, "norm"]
+    assert list(rows)[-7:-1] == ["layer", *PATHS, "norm"]
+    assert lines[-1].startswith("8 parameter(s) are new: make the optimizer now")
     assert "BatchNorm2d(8) → BCN(8, groups=4)" in rows["stem.1"]
     assert "BatchNormAct2d(16) + Dropout + SiLU → BCN(16, groups=4) + Dropout + SiLU" in rows["bn"]
     assert "shared by shared, again" in text
-    assert "skip: it normalizes the last axis" in text
+    assert "keep: no batch norm, and not asked for" in text
+    assert "skip: it normalizes the last axis" in str(plan_conversion(model, "bcn", "kind:ln"))
     assert max(map(len, lines)) <= 120
 
 

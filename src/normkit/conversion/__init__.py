@@ -2,6 +2,7 @@
 
 from normkit.conversion import recipes as recipes
 from normkit.conversion.certificate import Certificate as Certificate
+from normkit.conversion.certificate import certificates as certificates
 from normkit.conversion.convert import convert as convert
 from normkit.conversion.convert import plan_conversion as plan_conversion
 from normkit.conversion.fit.data import Fit as Fit

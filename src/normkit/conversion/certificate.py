@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from normkit.conversion.forward_probe import (
 )
 from normkit.errors import OptionError
 from normkit.inspection import channels_of, undisturbed
+from normkit.inspection.batches import samples_in
 from normkit.layers.norm_act import NormAct
 
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
@@ -34,6 +36,8 @@ NUDGE = 2**-20  # a few units in the last place of a float32
 SIMILAR = 0.1  # a share that makes two differences alike
 POSITIONS = 4  # along each spatial axis, of numbers that are made up
 UNTOUCHED = "Nothing was changed."
+NO_INPUT = "no input was given."
+ABOUT_SIZES = (RuntimeError, ValueError, AssertionError, IndexError)  # what a wrong size may raise
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class Certificate:
     notes: tuple[str, ...] = ()
     fit: FitReport | None = None
     """What a fit on images has come to, if there was one."""
+    finite: bool = True
+    """Whether every number of the output is finite that was so before."""
+    rounding_is_enough: bool = False
+    """Whether the last digits of the input change the output as much as the conversion did."""
 
     @property
     def exact(self) -> bool:
@@ -70,6 +78,12 @@ class Certificate:
         """Whether each layer alone did, on the input that the old one got."""
         measured = self.probed and len(self.layers) == self.converted
         return measured and all(map(self._within, self.layers.values()))
+
+    @property
+    def contradicts_exactness(self) -> bool:
+        """Whether something was measured that differs by more than rounding explains."""
+        unmeasured = self.layers_exact and (self.difference is None or self.rounding_is_enough)
+        return self.probed and not self.exact and not unmeasured
 
     @property
     def worst(self) -> tuple[str, float] | None:
@@ -90,6 +104,8 @@ class Certificate:
             return f"Not measured: {self.probe.rstrip('.')}."
         if self.exact:
             return f"Exact to rounding: the output differs by {self.difference:.1e} relative."
+        if not self.finite:
+            return "The output is not finite any more: it was before."
         text = (
             "The output has no numbers to compare"
             if self.difference is None
@@ -128,6 +144,7 @@ class Certificate:
             "tolerance": self.tolerance,
             "layers": {path: _plain(value) for path, value in self.layers.items()},
             "unreached": list(self.unreached),
+            "finite": self.finite,
             "notes": list(self.notes),
             "fit": None if self.fit is None else self.fit.to_dict(),
         }
@@ -138,6 +155,34 @@ class Certificate:
 
 def _plain(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
+
+
+# -------------------------------------------------------------------- where to find it
+
+_certificates: WeakKeyDictionary[nn.Module, list[Certificate]] = WeakKeyDictionary()
+
+
+def certificates(model: nn.Module) -> tuple[Certificate, ...]:
+    """What the conversions of a model have said, in their order, for whom has kept no plan.
+
+    Those that were undone are gone; a copy of the model has none.
+
+    >>> import torch, normkit as nk
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+    >>> model = nk.convert(model, "rbn")
+    >>> [certificate.exact for certificate in nk.certificates(model)]
+    [True]
+    """
+    return tuple(_certificates.get(model, ()))
+
+
+def remember(model: nn.Module, certificate: Certificate) -> None:
+    _certificates.setdefault(model, []).append(certificate)
+
+
+def forget(model: nn.Module, certificate: Certificate) -> None:
+    kept = [each for each in _certificates.get(model, ()) if each is not certificate]
+    _certificates[model] = kept
 
 
 # -------------------------------------------------------------------- measuring
@@ -155,16 +200,21 @@ class Before:
     output: list[Tensor] = field(default_factory=list)
     layers: dict[str, float] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)
+    samples: dict[str, int] = field(default_factory=dict)
+    """How many samples a layer got, where that is not the number that the model got."""
 
 
 def measure_before(model: nn.Module, edits: Sequence[Edit], example: object) -> Before | Probe:
     """The first input that the model takes, and what comes of it; or why there is none."""
     failed: LayerFailed | None = None
     tried: list[str] = []
-    complaint = ""
+    complaint = last = ""
+    hopeless = False
     for probe in probes(model, example):
         if probe.example is None:
             return probe
+        if hopeless and not probe.given and probe.example.is_floating_point():
+            continue
         tried.append(probe.text)
         try:
             before = _run_before(model, edits, probe)
@@ -177,6 +227,9 @@ def measure_before(model: nn.Module, edits: Sequence[Edit], example: object) -> 
         except LayerFailed as error:  # perhaps the input is too small: another may do
             failed = error
         except Exception as error:
+            # what does not depend on the size of the input, larger ones cannot cure
+            hopeless = last == str(error) or not isinstance(error, ABOUT_SIZES)
+            last = str(error)
             complaint = f" The last one gave {_first_line(error)}"
             if probe.given:
                 raise OptionError(
@@ -190,7 +243,7 @@ def measure_before(model: nn.Module, edits: Sequence[Edit], example: object) -> 
             f'example, or leave the layer out: where="!{path}".'
         ) from failed
     tries = f" The model took none of: {'; '.join(tried)}.{complaint}" if tried else ""
-    return Probe(None, f"no input was given.{tries}")
+    return Probe(None, f"{NO_INPUT}{tries}")
 
 
 def certify(
@@ -225,6 +278,7 @@ def certify(
         unreached=tuple(before.unreached),
         tolerance=rounding(dtype),
         notes=tuple(notes),
+        finite=_finite(output) or not _finite(before.output),
     )
     if replaced and certificate.layers_exact and not certificate.exact and gap is not None:
         change = sensitivity(model, before.probe)
@@ -233,8 +287,12 @@ def certify(
                 f"With an input that differs in its last digits the output changes by {change:.1e}"
                 " as well: rounding is enough."
             )
-            return replace(certificate, notes=(*notes, note))
+            return replace(certificate, notes=(*notes, note), rounding_is_enough=True)
     return certificate
+
+
+def _finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors)
 
 
 def sensitivity(model: nn.Module, probe: Probe) -> float:
@@ -258,7 +316,7 @@ def _run_before(model: nn.Module, edits: Sequence[Edit], probe: Probe) -> Before
     before = Before(probe)
     replaced = replacements(edits)
     hooks = [
-        _comparing(edit, final, before.layers)
+        _comparing(edit, final, before)
         for edit, final in zip(replaced, final_tensors(edits), strict=True)
     ]
     with ExitStack() as stack:
@@ -299,9 +357,10 @@ def _run_after(
         return leaves(probe.run(model)), list(stale)
 
 
-def _comparing(edit: ReplaceModule, final: dict[str, Tensor], layers: dict[str, float]) -> Hook:
+def _comparing(edit: ReplaceModule, final: dict[str, Tensor], before: Before) -> Hook:
     """A hook that shows the input of the old layer to the new one, and notes the difference."""
-    path = edit.paths[0]
+    path, layers = edit.paths[0], before.layers
+    images = samples_in(before.probe.example)
 
     def compare(old: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         was = old.forward(*_copied(args), **_copied(kwargs))  # without the hooks
@@ -310,6 +369,8 @@ def _comparing(edit: ReplaceModule, final: dict[str, Tensor], layers: dict[str, 
         except Exception as error:
             raise LayerFailed(f"{path}: {error}") from error
         layers[path] = max(layers.get(path, 0.0), difference(leaves(was), leaves(now)))
+        if args and isinstance(args[0], Tensor) and len(args[0]) != images:
+            before.samples[path] = len(args[0])
 
     return compare
 

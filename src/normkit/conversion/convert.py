@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
 
-from normkit.conversion.carry import replace_norms
+from normkit.conversion.carry import Wish, replace_norms
+from normkit.conversion.certificate import NO_INPUT
 from normkit.conversion.edits import ROOT, ReplaceModule, SetTensors, refuse_unchangeable
 from normkit.conversion.fit.data import Fit
 from normkit.conversion.fit.norms import fitted_norms
 from normkit.conversion.fit.report import FitReport
 from normkit.conversion.forward_probe import check_example
-from normkit.conversion.plan import Optimizers, Plan
+from normkit.conversion.plan import Optimizers, Plan, Step
+from normkit.conversion.sources import damaged
 from normkit.conversion.targets import find_target
 from normkit.errors import NormkitError, OptionError
 from normkit.inspection import Site, Survey, select, survey
@@ -37,8 +41,10 @@ def convert(
     """Turn the norms of a model into another kind, in place; returns the model.
 
     The same as ``plan_conversion(...).apply()``: see there for the arguments. Take the plan
-    instead to see what will happen, to get the certificate, or to be able to go back. Warns if
-    there was nothing to convert.
+    instead to see what will happen, or to be able to go back; ``certificates(model)`` has what was
+    measured. Warns if there was nothing to convert, or only some of it could be; if the model
+    could not be run, its output is not finite any more or not what was promised; and if an
+    optimizer of the model does not know the new parameters.
 
     >>> import torch, normkit as nk
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
@@ -48,7 +54,13 @@ def convert(
     plan = plan_conversion(
         model, to, where, example=example, optimizer=optimizer, fit=fit, **options
     )
-    plan._apply(None, stacklevel=3)  # a warning is to point at the caller
+    certificate = plan._apply(None, stacklevel=3)  # a warning is to point at the caller
+    if certificate.probe.startswith(NO_INPUT):
+        warnings.warn(
+            f"{plan.title}: {certificate.verdict} Give an input, example=, or example=False to do "
+            "without measuring.",
+            stacklevel=2,
+        )
     return model
 
 
@@ -66,8 +78,9 @@ def plan_conversion(
 
     ``to`` is a name of the catalog such as "gn" or "ubn", or "torch_bn", "torch_gn", "sync_bn",
     or one of these classes; ``options`` are those of the layer. ``where`` chooses norms, see
-    ``select``. ``example`` is an input of the model: it shows what feeds what, and is what
-    ``apply`` measures with. ``optimizer``, one or several, will get the new parameters.
+    ``select``; without it batch norms are converted, or, in a model without any, all norms.
+    ``example`` is an input of the model: it shows what feeds what, and is what ``apply`` measures
+    with. ``optimizer``, one or several, will get the new parameters.
 
     Each layer takes over what it can: scale, shift, running statistics, eps, momentum, mode,
     device and type, a fused activation, hooks. The printed plan says what is carried, what
@@ -92,14 +105,24 @@ def plan_conversion(
     sites = select(_survey(model, example), where)
     if any(site.path == "" for site in sites):
         raise OptionError(ROOT)
+    besides = set() if where is not None else _besides_batch_norms(sites)
+
+    def wish(site: Site) -> Wish | str:
+        if site in besides and type(site.norm) not in target.classes:
+            return f'no batch norm, and not asked for: try where="kind:{site.kind}"'
+        return target, options
+
     report: FitReport | None = None
     fitting: list[SetTensors] = []
     if fit is None:
         _refuse_fitted_options(options)
-        edits, steps = replace_norms(model, sites, lambda site: (target, options))
+        edits, steps = replace_norms(model, sites, wish)
     else:
         images = fit if isinstance(fit, Fit) else Fit(fit)
-        edits, steps, fitting, report = fitted_norms(model, sites, target, options, images)
+        left = [site for site in sites if isinstance(wish(site), str)]
+        asked = [site for site in sites if site not in left]
+        edits, steps, fitting, report = fitted_norms(model, asked, target, options, images)
+        steps = [*steps, *replace_norms(model, left, wish)[1]]
     going = {edit.paths[0] for edit in edits}
     folding = {_folding_method(site, model) for site in sites if site.path in going}
     notes = [
@@ -117,6 +140,7 @@ def plan_conversion(
         optimizer=optimizer,
         title=title,
         notes=notes,
+        cautions=[*_only_some(steps), *damaged(site for site in sites if site.path in going)],
         fit=report,
     )
 
@@ -126,6 +150,27 @@ def _refuse_fitted_options(options: Mapping[str, Any]) -> None:
         raise OptionError(
             f"groups={options['groups']!r} is chosen by how well it fits: give images, fit=images."
         )
+
+
+def _besides_batch_norms(sites: Sequence[Site]) -> set[Site]:
+    """The norms of other kinds, in a model that has batch norms."""
+    others = {site for site in sites if not site.of_batches}
+    return others if len(others) < len(sites) else set()
+
+
+def _only_some(steps: Sequence[Step]) -> list[str]:
+    """A caution if what was asked for fits only some of the norms."""
+    done = sum(step.action == "convert" for step in steps)
+    skipped = [step for step in steps if step.action == "skip"]
+    if not done or not skipped:
+        return []
+    reasons = Counter(step.reason for step in skipped)
+    most, count = reasons.most_common(1)[0]
+    others = "" if count == len(skipped) else f", and {len(skipped) - count} for other reasons"
+    return [
+        f"Only {done} of {done + len(skipped)} norms are converted. {count} are not, such as "
+        f"{skipped[0].path}{others}: {most.rstrip('.')}."
+    ]
 
 
 def _survey(model: nn.Module, example: Any) -> Survey:

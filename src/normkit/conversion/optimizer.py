@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,6 +142,17 @@ class Rewiring:
                 held.copy_(value)  # in place: a graph of CUDA may know the tensor
             else:
                 now[name] = value
+
+
+def optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """The optimizers in this process that hold parameters of a model."""
+    own = {id(p) for p in model.parameters()}
+    held = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+    return [
+        each
+        for each in held
+        if any(id(p) in own for group in each.param_groups for p in group["params"])
+    ]
 
 
 def _has_other_groups(optimizer: torch.optim.Optimizer) -> bool:

@@ -12,7 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normkit.conversion.certificate import Before, Certificate, certify, measure_before
+from normkit.conversion.certificate import (
+    Before,
+    Certificate,
+    certify,
+    forget,
+    measure_before,
+    remember,
+)
 from normkit.conversion.edits import (
     Edit,
     ReplaceModule,
@@ -26,7 +33,8 @@ from normkit.conversion.edits import (
 )
 from normkit.conversion.fit.report import FitReport
 from normkit.conversion.forward_probe import Probe
-from normkit.conversion.optimizer import Rewiring
+from normkit.conversion.optimizer import Rewiring, optimizers_of
+from normkit.conversion.sources import norm_of
 from normkit.core.trained import STATISTICS
 from normkit.errors import NothingToDo
 
@@ -48,7 +56,8 @@ class Step:
     becomes: str = ""
     """The module that will be; empty where nothing changes."""
     action: Action = "convert"
-    """"convert"; "keep", since it is what was asked for already; or "skip", see the reason."""
+    """"convert"; "keep", since it is what was asked for already, or was not asked for; or "skip",
+    since it cannot be converted: see the reason."""
     carried: tuple[str, ...] = ()
     """What the new module takes over."""
     initialised: tuple[str, ...] = ()
@@ -111,6 +120,7 @@ class Plan:
         title: str = "conversion",
         notes: Iterable[str] = (),
         fit: FitReport | None = None,
+        cautions: Iterable[str] = (),
     ) -> None:
         refuse_unchangeable(model)
         self.model = model
@@ -119,6 +129,8 @@ class Plan:
         self.steps = tuple(steps)
         self.title = title
         self.notes = tuple(notes)
+        self.cautions = tuple(cautions)
+        """What ``apply`` warns of, beside what it finds out."""
         self.example = example
         self.certificate: Certificate | None = None
         several: Any = optimizer if isinstance(optimizer, tuple | list) else [optimizer]
@@ -159,9 +171,9 @@ class Plan:
         if self.certificate is not None:
             lines += ["", f"Applied. {self.certificate}"]
         else:
-            lines += [""] if self.fit is not None or self.notes else []
-            lines += [] if self.fit is None else [str(self.fit)]
-            lines += self.notes
+            notes = [] if self.fit is None else [str(self.fit)]
+            notes += [*self.notes, *(f"! {text}" for text in self.cautions), *self._untrained()]
+            lines += ["", *notes] if notes else []
         return "\n".join(lines)
 
     def _headline(self) -> str:
@@ -206,6 +218,7 @@ class Plan:
         if self.edits:
             before = measure_before(self.model, self.edits, example)
         parameters = list(self.model.parameters())
+        forgotten = [] if self._rewirings else self._optimizers()
         try:
             do_all(self.model, self.edits)
             self._contents = self._new_contents()
@@ -213,11 +226,59 @@ class Plan:
             notes = [*self.notes, *self._without_statistics()]
             notes += [f"{rewiring.note}." for rewiring in self._rewirings] or self._untrained()
             certificate = certify(self.model, self.edits, before, self.title, notes)
-            self.certificate = replace(certificate, fit=self.fit)
+            certificate = replace(certificate, fit=self.fit)
+            self.certificate = certificate
         except BaseException:
             self._restore()
             raise
+        remember(self.model, self.certificate)
+        cautions = [*self.cautions, *forgotten, *self._alarms(certificate, before)]
+        if cautions:
+            warnings.warn(f"{self.title}: {' '.join(cautions)}", stacklevel=stacklevel)
         return self.certificate
+
+    def _alarms(self, certificate: Certificate, before: Before | Probe) -> list[str]:
+        """What the certificate says and nobody might read."""
+        alarms = []
+        if not certificate.finite:
+            alarms.append(
+                "The output in eval mode is not finite any more. Train or calibrate the model "
+                "before eval mode, convert fewer norms, or undo the plan."
+            )
+        elif self.count() and self.exact and certificate.contradicts_exactness:
+            alarms.append(f"Every layer was to be exact, but: {certificate.verdict}")
+        if isinstance(before, Before):
+            for edit in replacements(self.edits):
+                multiple = getattr(norm_of(edit.new), "batch_multiple", 1)
+                samples = before.samples.get(edit.paths[0])
+                if multiple > 1 and samples is not None:
+                    alarms.append(
+                        f"{edit.paths[0]} takes a multiple of {multiple} samples in training, and "
+                        f"gets {samples} here, which is not the number of images: it may be any "
+                        f'number, as of proposals. Leave it out: where="!{edit.paths[0]}".'
+                    )
+        return alarms
+
+    def _optimizers(self) -> list[str]:
+        """A caution for each optimizer that would go on without the new parameters."""
+        if not self._new_parameters():
+            return []
+        kinds = [type(each).__name__ for each in optimizers_of(self.model)]
+        if not kinds:
+            return []
+        return [
+            f"{len(self._new_parameters())} parameter(s) are new, and {' and '.join(kinds)}, made "
+            "for this model, will not train them: give it to the conversion with optimizer=, or "
+            "make a new one now."
+        ]
+
+    def _new_parameters(self) -> list[nn.Parameter]:
+        """Those of the new layers that are not in the model before, and are to be trained."""
+        old = {id(p) for edit in replacements(self.edits) if edit.old is not None
+               for p in edit.old.parameters()}  # fmt: skip
+        new = {id(p): p for edit in replacements(self.edits) for p in edit.new.parameters()}
+        new |= {id(s.new): s.new for edit in self.edits for s in edit.successors()}
+        return [p for p in new.values() if id(p) not in old and p.requires_grad]
 
     def undo(self) -> None:
         """Put the original modules back, with the values they had; optimizers likewise.
@@ -258,6 +319,8 @@ class Plan:
         for rewiring in self._rewirings:
             rewiring.undo()
         undo_all(self.model, self.edits)
+        if self.certificate is not None:
+            forget(self.model, self.certificate)
         self.certificate = None
 
     def _without_statistics(self) -> list[str]:
@@ -272,8 +335,8 @@ class Plan:
 
     def _untrained(self) -> list[str]:
         """What nobody would train who has an optimizer already."""
-        new = {id(s.new) for edit in self.edits for s in edit.successors() if s.new.requires_grad}
-        if not new:
+        new = self._new_parameters()
+        if not new or self._rewirings:
             return []
         return [
             f"{len(new)} parameter(s) are new: make the optimizer now, or give it to the plan with "

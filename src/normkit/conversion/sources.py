@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -28,6 +28,7 @@ REFUSED = {
 OTHER = ("evo", "frn", "grn", "lrn", "simple", "other")  # kinds that are no relatives of batch norm
 TRUSTED = ("normkit", "torch")  # whose classes compute what their names say
 TABLES = ("weight", "bias", "running_mean", "running_var")
+SHOWN = 3
 POSITIONS = 4  # along each spatial axis, of the numbers that a norm is tried with
 
 
@@ -66,9 +67,28 @@ def _as_batch_norm(site: Site, like: Tensor | None) -> TrainedBN:
     return replace(TrainedBN.read(norm, site.channels, like), pools_samples=pools)
 
 
+def damaged(sites: Iterable[Site]) -> list[str]:
+    """A caution for tables that no training leaves: they are taken over as they are."""
+    cautions = []
+    for site in sites:
+        for name in TABLES:
+            tensor = getattr(site.norm, name, None)
+            if not isinstance(tensor, Tensor) or tensor.is_meta or not tensor.is_floating_point():
+                continue
+            wrong = [] if bool(tensor.isfinite().all()) else ["not finite"]
+            wrong += ["negative"] * (name.endswith("var") and bool((tensor < 0).any()))
+            if wrong:
+                cautions.append(f"{site.path}: its {name} is {' and '.join(wrong)} in places.")
+    if len(cautions) > SHOWN:
+        cautions[SHOWN:] = [f"So it is with {len(cautions) - SHOWN} more tables."]
+    return [*cautions, "Try normkit.diagnose(model, loader) first."] if cautions else []
+
+
 def _unreadable(site: Site, norm: nn.Module) -> str:
     if site.kind in REFUSED:
         return REFUSED[site.kind]
+    if _is_quantized(norm):
+        return "it is quantized: convert the model before it is quantized"
     if isinstance(norm, Normalizer):
         return ""
     if site.kind in OTHER:
@@ -82,6 +102,13 @@ def _unreadable(site: Site, norm: nn.Module) -> str:
         if isinstance(tensor, Tensor) and tensor.shape != (site.channels,):
             return f"its {name} has shape {tuple(tensor.shape)}: not one number a channel"
     return ""
+
+
+def _is_quantized(norm: nn.Module) -> bool:
+    """Whether it works with integers, as torch.ao's norms of the same names do."""
+    tables = [t for name in TABLES if isinstance(t := getattr(norm, name, None), Tensor)]
+    whole = any(t.is_quantized or not t.is_floating_point() for t in tables)
+    return whole or any(".quantized" in base.__module__ for base in type(norm).__mro__)
 
 
 def _computed(norm: nn.Module) -> str:

@@ -70,6 +70,15 @@ class Site:
         return bool(marked or (self.tracked and layer is not None and layer.is_fixed))
 
     @property
+    def of_batches(self) -> bool:
+        """Whether it is a batch norm or a relative, with statistics of batches or stored ones."""
+        card = self.card
+        if card is None:
+            return self.kind == "lazy_bn"
+        stored = card.statistics == "stored" and not card.normalizes_input
+        return card.pools_samples or card.links_samples or stored
+
+    @property
     def shared(self) -> bool:
         """Whether the module has more than one place in the model."""
         return len(self.paths) > 1

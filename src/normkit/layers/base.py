@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -144,7 +145,8 @@ class Normalizer(Configured, Measured):
 
         ``like`` tells type and device for a layer without tensors.
         """
-        return TrainedBN.read(self, self.channels, like).losing(*self.beyond_batch_norm)
+        bn = TrainedBN.read(self, self.channels, like).losing(*self.beyond_batch_norm)
+        return replace(bn, pools_samples=self.pools_samples())
 
     # ---------------------------------------------------------------- what conversions ask
 

@@ -114,7 +114,8 @@ class DN(BatchNormalizer):
         if self.uses_batch() and x.shape[0] % self.batch:
             raise ShapeError(
                 f"{title(self)} links {self.batch} samples and expects a multiple of that in "
-                f"training, got {x.shape[0]}. Try drop_last=True."
+                f"training, got {x.shape[0]}. Try drop_last=True of the loader; where samples are "
+                "not images, such as proposals of a detector, leave the layer out, or batch=1."
             )
 
     def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:

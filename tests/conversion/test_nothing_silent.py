@@ -1,0 +1,259 @@
+"""What first users tripped over: a conversion that goes wrong, or only half the way, says so."""
+
+from __future__ import annotations
+
+import gc
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normkit as nk
+from normkit.conversion import plan_conversion
+from normkit.conversion.optimizer import optimizers_of
+
+
+def net(*norms: nn.Module) -> nn.Sequential:
+    """A convolution before each norm."""
+    return nn.Sequential(*(m for norm in norms for m in (nn.Conv2d(8, 8, 3, padding=1), norm)))
+
+
+def warned(call: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(each.message) for each in caught]
+
+
+# ---------------------------------------------------------------- the certificate
+
+
+def test_outputs_that_are_not_finite_any_more() -> None:
+    """resnetv2_50x1_bit, of group norms, gave NaN as ubn, without a word: without running
+    statistics nothing held its activations, and convert threw the certificate away."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.GroupNorm(4, 8), nn.Conv2d(8, 8, 1))
+    with torch.no_grad():
+        model[0].weight.mul_(1e30)
+        model[2].weight.mul_(1e30)
+    (said,) = warned(lambda: nk.convert(model, "bn"))
+    assert "The output in eval mode is not finite any more." in said
+    (certificate,) = nk.certificates(model)
+    assert not certificate.finite
+    assert "not finite" in str(certificate)
+    assert certificate.to_dict()["finite"] is False
+
+
+def test_the_certificate_stays_with_the_model() -> None:
+    model = net(nn.BatchNorm2d(8))
+    assert nk.certificates(model) == ()
+    assert warned(lambda: nk.convert(model, "rbn")) == []
+    plan = plan_conversion(model, "gn")
+    plan.apply()
+    first, second = nk.certificates(model)
+    assert (first.exact, second) == (True, plan.certificate)
+    plan.undo()
+    assert nk.certificates(model) == (first,)
+
+
+def test_exactness_that_was_promised() -> None:
+    """A model that reads the scale of its norm itself is not what it was, though each layer is."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.conv(x)) * self.norm.weight.mean()
+
+    (said,) = warned(lambda: nk.convert(Reads(), "rbn"))
+    assert "Every layer was to be exact, but: The output differs by" in said
+    assert warned(lambda: nk.convert(net(nn.BatchNorm2d(8)), "gn")) == []  # nothing was promised
+
+
+@pytest.mark.parametrize("other", [nn.GroupNorm(4, 8), nk.LN(8), nn.InstanceNorm2d(8, affine=True)])
+def test_norms_that_are_no_batch_norms_stay_unless_asked_for(other: nn.Module) -> None:
+    """coatnet, maxvit and tiny_vit have a few layer and group norms, which went along, and their
+    conversions to ubn were not exact."""
+    model = net(nn.BatchNorm2d(8), other, nn.SyncBatchNorm(8), nk.FrozenBN(8), nk.RBN(8)).eval()
+    plan = plan_conversion(model, "ubn")
+    assert [step.action for step in plan.steps] == ["convert", "keep", *["convert"] * 3]
+    assert "not asked for" in plan.steps[1].reason
+    plan = plan_conversion(model, "ubn", [f"kind:{nk.survey(model).sites[1].kind}"])
+    assert [step.action for step in plan.steps] == ["convert"]
+    alone = plan_conversion(net(other), "ubn")  # there is nothing else that could be meant
+    assert alone.count() == 1
+
+
+class Head(nn.Module):
+    """Its head expects 16 features, and gets 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        self.fc = nn.Linear(16, 2)
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(x.shape[-1])
+        result: Tensor = self.fc(self.features(x).mean((2, 3)))
+        return result
+
+
+def test_a_model_that_cannot_be_run() -> None:
+    """Seven larger and larger images were tried on it; then only the certificate that convert
+    threw away said "not measured"."""
+    model = Head()
+    (said,) = warned(lambda: nk.convert(model, "gn"))
+    assert "Not measured: no input was given. The model took none of" in said
+    assert "mat1 and mat2" in said
+    assert len(model.sizes) == 2  # the second says the same, so the size does not matter
+    assert warned(lambda: nk.convert(Head(), "gn", example=False)) == []
+
+    class Wrong(Head):
+        def forward(self, x: Tensor) -> Tensor:
+            self.sizes.append(x.shape[-1])
+            raise AttributeError("no size can cure this")
+
+    model = Wrong()
+    warned(lambda: nk.convert(model, "gn"))
+    assert len(model.sizes) == 1
+
+
+def test_sizes_are_still_tried_where_they_matter() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 30 * 30, 2)
+    )
+    assert "(2, 3, 32, 32)" in plan_conversion(model, "gn").apply().probe
+
+
+@pytest.mark.parametrize("other", [nn.GroupNorm(4, 8), nk.GN(8, groups=4), nk.LN(8), nk.IN(8)])
+def test_norms_of_samples_become_batch_norms_that_track(other: nn.Module) -> None:
+    """nn.GroupNorm became a batch norm with running statistics, normkit's own GN one without,
+    which uses the batch in eval mode too; and ubn, which needs them, refused."""
+    model = net(other)
+    nk.convert(model, "bn")
+    assert model[1].track_running_stats
+    assert plan_conversion(net(other), "ubn").count() == 1
+
+
+# ---------------------------------------------------------------- optimizers
+
+
+def test_an_optimizer_that_is_not_told() -> None:
+    """The gates of ubn never trained: the optimizer was made before, and nobody told it."""
+    model = net(nn.BatchNorm2d(8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert optimizers_of(model) == [optimizer]
+    plan = plan_conversion(model, "ubn")
+    assert "parameter(s) are new: make the optimizer now" in str(plan)
+    (said,) = warned(plan.apply)
+    assert "SGD, made for this model, will not train them: give it" in said
+    plan.undo()
+    assert warned(lambda: nk.convert(model, "ubn", optimizer=optimizer)) == []
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert {id(p) for p in model.parameters()} == known
+
+
+def test_no_alarm_for_other_optimizers() -> None:
+    gc.collect()
+    model, other = net(nn.BatchNorm2d(8)), net(nn.BatchNorm2d(8))
+    optimizer = torch.optim.Adam(other.parameters())
+    assert warned(lambda: nk.convert(model, "ubn")) == []
+    assert warned(lambda: nk.convert(other, "gn", groups=4)) == []  # scale and shift live on
+    assert id(other[1].weight) in {id(p) for p in optimizer.param_groups[0]["params"]}
+
+
+# ---------------------------------------------------------------- broken norms
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated")
+@pytest.mark.filterwarnings("ignore:.*quant")
+def test_a_quantized_norm_is_left_alone() -> None:
+    """An int8 model was converted, and failed in its first forward."""
+    quantization = pytest.importorskip("torch.ao.quantization")
+    quantized = pytest.importorskip("torch.ao.nn.quantized")
+    del quantization
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), quantized.BatchNorm2d(8))
+    plan = plan_conversion(model, "gn")
+    assert [step.action for step in plan.steps] == ["convert", "skip"]
+    assert "quantized" in plan.steps[1].reason
+    (said,) = warned(lambda: plan.apply(False))
+    assert "Only 1 of 2 norms are converted. 1 are not, such as 2: it is quantized" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("running_var", -1.0, "negative"),
+        ("running_var", math.inf, "not finite"),
+        ("running_var", -math.inf, "not finite and negative"),
+        ("running_mean", math.nan, "not finite"),
+        ("weight", math.nan, "not finite"),
+        ("bias", math.inf, "not finite"),
+    ],
+)
+def test_tables_that_no_training_leaves(name: str, value: float, word: str) -> None:
+    """Negative variances and NaN weights were carried into the new layers without a word."""
+    model = net(nn.BatchNorm2d(8), nn.BatchNorm2d(8))
+    with torch.no_grad():
+        getattr(model[3], name)[2] = value
+    plan = plan_conversion(model, "rbn")
+    expected = f"3: its {name} is {word} in places. Try normkit.diagnose(model, loader) first."
+    assert expected in str(plan).replace("\n! ", " ")
+    assert expected in warned(lambda: plan.apply(False))[0]
+
+
+def test_many_of_them_are_counted() -> None:
+    model = net(*(nn.BatchNorm2d(8) for _ in range(6)))
+    for norm in model[1::2]:
+        norm.running_var.fill_(-1)
+    (said,) = warned(lambda: nk.convert(model, "rbn", example=False))
+    assert "So it is with 3 more tables." in said
+
+
+# ---------------------------------------------------------------- only some norms
+
+
+def test_a_target_that_fits_only_some() -> None:
+    """dn wants powers of two, and took 3 of EfficientNet's 49 norms."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 6, 1), nn.BatchNorm2d(6),
+        nn.Conv2d(6, 10, 1), nn.BatchNorm2d(10),
+    )  # fmt: skip
+    plan = plan_conversion(model, "dn")
+    assert "! Only 1 of 3 norms are converted. " in str(plan)
+    (said,) = warned(lambda: nk.convert(model, "dn"))
+    assert "Only 1 of 3 norms are converted." in said
+    assert "such as 3" in said
+
+
+class Detector(nn.Module):
+    """A head that sees as many samples as there are proposals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        self.head = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+    def forward(self, x: Tensor, proposals: int = 7) -> Tensor:
+        features = self.body(x).mean((2, 3))
+        result: Tensor = self.head(features.repeat(proposals, 1)[:-1])
+        return result
+
+
+def test_layers_that_link_samples_in_the_heads_of_a_detector() -> None:
+    """dn with batch=2 failed there on the first odd number of proposals, and advised drop_last."""
+    model = Detector()
+    (said,) = warned(lambda: nk.convert(model, "dn", batch=2))
+    assert "head.1 takes a multiple of 2 samples in training, and gets 13 here" in said
+    assert 'where="!head.1"' in said
+    assert "body.1 takes" not in said
+    with pytest.raises(nk.NormkitError, match=r"head\.1.* proposals.*leave the layer out"):
+        model.train()(torch.randn(2, 3, 9, 9))
+    left = Detector()
+    assert warned(lambda: nk.convert(left, "dn", "!head.1", batch=2)) == []
+    left.train()(torch.randn(2, 3, 9, 9))
