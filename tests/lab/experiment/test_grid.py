@@ -132,6 +132,24 @@ value = 70
     assert [p.value for p in paper.published] == [0.7]
 
 
+def test_published_numbers_appear_only_at_the_scale_they_were_measured_at() -> None:
+    """Numbers of ImageNet stood beside ours of digits, and "agreed"."""
+    more = """
+[[published]]
+variant = "bn"
+cell = { "train.worker_batch" = 2 }
+value = 70
+[scales.desk.train]
+epochs = 2
+"""
+    text = f'baseline = "bn"\n{GRID}{VARIANTS}{more}'
+    with_paper = f"{text}[scales.paper.train]\nepochs = 90\n"
+    assert len(parse(with_paper, scale="paper").published) == 1
+    assert parse(with_paper, scale="desk").published == ()
+    assert parse(with_paper).published == ()
+    assert len(parse(text, scale="desk").published) == 1  # a file without it decides itself
+
+
 @pytest.mark.parametrize(
     ("grid", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -204,3 +205,35 @@ def test_a_file_without_scales_needs_none() -> None:
     text = 'baseline = "a"\n[[variants]]\nname = "a"\n[[variants]]\nname = "b"\nnorm = "gn"\n'
     experiment = parse(text)
     assert (experiment.scale, experiment.title, experiment.seeds) == ("", "experiment", (1,))
+
+
+def test_looks_and_multiplicity() -> None:
+    plain, asked = parse(GOOD), parse(f'looks = [5, 10]\nmultiplicity = "none"\n{GOOD}')
+    assert (plain.looks, plain.multiplicity) == ((), "holm")
+    assert (asked.looks, asked.multiplicity) == ((5, 10), "none")
+    assert [run.id for run in asked.runs()] == [run.id for run in plain.runs()]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("looks = [10, 5]", "looks expects numbers of seeds from 2 up, in order"),
+        ("looks = [1, 5]", "looks expects numbers of seeds from 2 up"),
+        ("looks = 5", "looks expects numbers of seeds from 2 up"),
+        ("seeds = 6\nlooks = [2, 5]", "looks end at 5 seeds, and the file asks for 6"),
+        ('multiplicity = "bonferroni"', "multiplicity is 'bonferroni'"),
+    ],
+)
+def test_rules_that_cannot_be(line: str, said: str) -> None:
+    with pytest.raises(BadExperiment, match=re.escape(said)):
+        parse(f"{line}\n{GOOD}")
+
+
+GOOD = """
+baseline = "bn"
+[[variants]]
+name = "bn"
+[[variants]]
+name = "gn"
+norm = "gn"
+"""

@@ -9,6 +9,7 @@ import pytest
 
 from lab.report import sample
 from normkit.lab.report.answer import Answer, answer, cautions
+from normkit.lab.report.page import page
 from normkit.lab.report.scores import Scoreboard
 from normkit.lab.results import Comparison
 from normkit.lab.statistics import compare
@@ -223,3 +224,22 @@ def test_ways_of_computing_are_no_other_environment() -> None:
         for k, (run, result) in enumerate(FOUND.items())
     }
     assert cautions(Scoreboard(ONE, found)) == []
+
+
+def test_a_rule_of_the_file_is_said() -> None:
+    made = sample.experiment(("bn", "bcn", "gn"), {}, seeds=6, multiplicity="none", looks=(3, 6, 9))
+    found = sample.results(made, left_out=[("gn", 5)])
+    text = " ".join(cautions(Scoreboard(made, found)))
+    assert "The 2 comparisons are not corrected for their number, as the file asks (multi" in text
+    assert "up to 10 % of such experiments have a wrong verdict somewhere" in text
+    assert (
+        "Looks are planned after 3, 6 and 9 seeds. These are the verdicts after 3 seeds; the next "
+        "look is after 6." in text
+    )
+    waiting = sample.results(made, left_out=[("gn", 1)])
+    assert "Verdicts wait for the first look, after 3 seeds." in " ".join(
+        cautions(Scoreboard(made, waiting))
+    )
+    usual = page(made, found, compare(made, found))
+    assert "Planned looks" in usual
+    assert "not corrected for their number (two-sided paired t-tests)" in usual

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from scipy import stats
 
 from lab.statistics.made_up import experiment, results
 from normkit.lab.results import Comparison
 from normkit.lab.statistics import compare
+from tools.verdicts.null_experiments import DRAWS, simulate
 
 
 def accuracy(chance: random.Random, luck: float) -> float:
@@ -57,3 +59,16 @@ def test_what_is_read_from_an_interval_is_the_verdict() -> None:
             assert (each.verdict == "worse") == (each.high < 0)
             assert (each.verdict == "equivalent") == (-0.005 < each.low <= 0 <= each.high < 0.005)
             assert (each.p_difference_holm <= 0.05) == (each.verdict in WRONG)
+
+
+@pytest.mark.parametrize("runs", DRAWS)
+def test_the_table_of_the_docs_in_small(runs: str) -> None:
+    """docs/verdicts.md has 1,000 experiments in each of 27 rows; these are 150 in three."""
+    wrong = covering = intervals = 0
+    for seeds, variants in ((3, 1), (5, 3), (15, 8)):
+        rates = simulate(DRAWS[runs], seeds, variants, experiments=150)
+        wrong += rates.wrong
+        covering, intervals = covering + rates.covering, intervals + rates.intervals
+    assert wrong <= stats.binom.isf(0.001, 450, 0.05)
+    assert covering / intervals > 0.93
+    assert (runs == "5 % collapsed") == (rates.unstable > 0)

@@ -41,10 +41,12 @@ from normkit.lab.experiment.variants import (
 )
 from normkit.lab.results import METRICS
 
+MEASURED = "paper"  # the scale of published numbers, where a file has it
+MULTIPLICITIES = ("holm", "none")
 MOST_CELLS = 10_000  # more are a slip, and would fill the memory
 TEXTS = ("title", "question", "source", "difference")
 KEYS = (
-    *TEXTS, "baseline", "metric", "scale", "seeds", "equivalence",
+    *TEXTS, "baseline", "metric", "scale", "seeds", "equivalence", "multiplicity", "looks",
     *RECORDS, "grid", "along", "variants", "published", "scales",
 )  # fmt: skip
 
@@ -105,6 +107,8 @@ def parse(
         raise OptionError(f"metric got {metric!r}. {nearest(metric, METRICS)}")
     scope = Scope(own, variants, axes, *_at_all_scales(document, name))
     published = published_of(top.get("published", []), metric or own, scope, problems)
+    if problems.scale != MEASURED and MEASURED in _scale_names(document):
+        published = ()  # measured on other data, or with other training: no number to stand by ours
     problems.raise_any()
     return Experiment(
         name=name,
@@ -114,6 +118,8 @@ def parse(
         metric=metric or own,
         scale=problems.scale,
         equivalence=float(top.get("equivalence", Experiment.equivalence)),
+        multiplicity=top.get("multiplicity", Experiment.multiplicity),
+        looks=tuple(top.get("looks", ())),
         published=published,
         **{"title": name, **{key: top[key].strip() for key in TEXTS if key in top}},
     )
@@ -153,11 +159,29 @@ def _check_top(document: Mapping[str, Any], top: Mapping[str, Any], problems: Pr
         seeds_of(top.get("seeds", 1))
     except BadExperiment as error:
         problems.add(("seeds",), str(error).removeprefix("seeds "))
+    if (rule := top.get("multiplicity", "holm")) not in MULTIPLICITIES:
+        problems.add(("multiplicity",), f"is {rule!r}. {nearest(str(rule), MULTIPLICITIES)}")
+    _check_looks(top, problems)
     margin = checked(float, top.get("equivalence", 1), ("equivalence",), problems)
     if margin is not None and not 0 < margin <= 1:
         problems.add(("equivalence",), "expects a fraction, such as 0.005 for half a percent.")
     for section, record in RECORDS.items():
         check_table(record, top.get(section, {}), (section,), problems)
+
+
+def _check_looks(top: Mapping[str, Any], problems: Problems) -> None:
+    looks = top.get("looks", [])
+    whole = isinstance(looks, list) and all(type(each) is int for each in looks)
+    if not whole or list(looks) != sorted({*looks}) or min(looks, default=2) < 2:
+        wanted = "numbers of seeds from 2 up, in order, such as [5, 10, 20]"
+        problems.add(("looks",), f"expects {wanted}, got {shorten(looks)}.")
+        return
+    try:
+        seeds = len(seeds_of(top.get("seeds", 1)))
+    except BadExperiment:
+        return
+    if looks and seeds > looks[-1]:
+        problems.add(("looks",), f"end at {looks[-1]} seeds, and the file asks for {seeds}.")
 
 
 def _scale_names(document: Mapping[str, Any]) -> list[str]:

@@ -180,6 +180,8 @@ class Experiment:
     source: str = ""  # "UBN, table 3"
     difference: str = ""  # between the published protocol and this one
     equivalence: float = 0.005  # differences smaller than this do not matter
+    multiplicity: str = "holm"  # or "none": no correction for the number of comparisons
+    looks: tuple[int, ...] = ()  # planned numbers of seeds to look after, the last is the most
     published: tuple[Published, ...] = ()
     path: Path | None = None
 

@@ -11,7 +11,7 @@ from normkit.lab.report.scores import VERDICTS, Scoreboard, Scores, ranked, verd
 from normkit.lab.report.tables import environments
 from normkit.lab.report.words import at
 from normkit.lab.results import COLLAPSED, DIVERGED, Comparison
-from normkit.lab.statistics import ALPHA, UNSTABLE
+from normkit.lab.statistics import ALPHA, UNSTABLE, reached_look
 from normkit.reporting.text import is_finite, listed, rough
 
 MANY = 4  # cells; with more of them, verdicts are counted
@@ -241,10 +241,37 @@ def cautions(board: Scoreboard, failures: Mapping[str, str] | None = None) -> li
         sentences.append(
             f"{counted(len(experiment.seeds), 'seed')}: too few to show small differences."
         )
+    sentences += _rules(board)
     if len(environments(board.all_results())) > 1:
         sentences.append(
             "The runs were not all made with the same versions and hardware: times may differ for "
             "that reason. See Versions and hardware."
+        )
+    return sentences
+
+
+def _rules(board: Scoreboard) -> list[str]:
+    """What the file asks for beside the usual test."""
+    experiment = board.experiment
+    sentences = []
+    comparisons = sum(variant.name != experiment.baseline for variant in experiment.variants)
+    if experiment.multiplicity == "none" and comparisons > 1:
+        wrong = f"{100 * (1 - (1 - ALPHA) ** comparisons):.0f} %"
+        sentences.append(
+            f"The {comparisons} comparisons are not corrected for their number, as the file asks "
+            f'(multiplicity = "none"): where nothing differs, up to {wrong} of such experiments '
+            "have a wrong verdict somewhere."
+        )
+    if experiment.looks:
+        reached = reached_look(experiment, {r.run: r for r in board.all_results()})
+        further = [look for look in experiment.looks if look > reached]
+        now = f"These are the verdicts after {reached} seeds"
+        if not reached:
+            now = f"Verdicts wait for the first look, after {experiment.looks[0]} seeds"
+        then = f"; the next look is after {further[0]}" if reached and further else ""
+        sentences.append(
+            f"Looks are planned after {listed(experiment.looks)} seeds. {now}{then}. Seeds between "
+            "two looks are shown, and not tested yet."
         )
     return sentences
 

@@ -16,6 +16,7 @@ from normkit.lab.report.figures import Figure, plotly_text
 from normkit.lab.report.score_charts import paired_differences, scores_over_axes, time_trade_off
 from normkit.lab.report.scores import Scoreboard, verdict_of
 from normkit.lab.results import Comparison, Result
+from normkit.lab.statistics import PlannedLooks
 from normkit.reporting import plotly_script, render
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -103,6 +104,7 @@ def _texts_and_tables(
         "verdict_of": verdict_of,
         "strength": verdicts.strengths(comparisons),
         "comparisons": comparisons,
+        "look_level": _look_level(board.experiment),
         "costs": costs,
         "cost_heads": tables.cost_heads(costs),
         "published": tables.published_rows(board, comparisons),
@@ -113,6 +115,11 @@ def _texts_and_tables(
         "environments": tables.environments(board.all_results()),
         "configuration": tables.configuration(board.experiment),
     }
+
+
+def _look_level(experiment: Experiment) -> str:
+    """At what level each of the planned looks is tested, for a single comparison."""
+    return f"{100 * PlannedLooks(experiment.looks).nominal():.2g} %" if experiment.looks else ""
 
 
 def _figures(board: Scoreboard, comparisons: Sequence[Comparison]) -> list[Figure]:

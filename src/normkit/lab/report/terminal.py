@@ -63,6 +63,7 @@ def verdict_table(
     text = require("rich.text", "cli", WHAT).Text
     box = require("rich.box", "cli", WHAT)
     metric = board.metric
+    corrected = board.experiment.multiplicity == "holm"
     table: Table = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     axes = verdicts.axis_heads(board)
     for axis in axes:
@@ -72,7 +73,7 @@ def verdict_table(
     table.add_column("difference" if wide else "diff.", justify="right", no_wrap=True)
     table.add_column("95 % interval", justify="right", min_width=14)
     if wide:
-        table.add_column("p (Holm)", justify="right", no_wrap=True)
+        table.add_column("p (Holm)" if corrected else "p", justify="right", no_wrap=True)
     table.add_column("seeds", justify="right")
     table.add_column("verdict", min_width=11)
     last = None

@@ -6,11 +6,13 @@ statsmodels are needed when they are called, not to import them.
 
 from normkit.lab.statistics.comparison import compare as compare
 from normkit.lab.statistics.comparison import reach as reach
+from normkit.lab.statistics.comparison import reached_look as reached_look
 from normkit.lab.statistics.family import UNSTABLE as UNSTABLE
 from normkit.lab.statistics.family import Decision as Decision
 from normkit.lab.statistics.family import decide as decide
 from normkit.lab.statistics.family import holm as holm
 from normkit.lab.statistics.family import verdict as verdict
+from normkit.lab.statistics.looks import PlannedLooks as PlannedLooks
 from normkit.lab.statistics.paired import ALPHA as ALPHA
 from normkit.lab.statistics.paired import effect as effect
 from normkit.lab.statistics.paired import interval as interval

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from normkit.errors import OptionError
 from normkit.lab.experiment import Experiment, Variant
@@ -51,9 +51,14 @@ def compare(experiment: Experiment, results: Mapping[str, Result]) -> list[Compa
     are decided together (see ``family``): 5 %, two-sided, for the experiment as a whole, with
     Holm's correction for all comparisons that it asks for, finished or not.
 
+    Where looks are planned, the seeds up to the last look that is complete are compared.
+
     With fewer than 2 pairs nothing is shown, and whatever they cannot tell is NaN: every test,
     the interval, the effect, the spread, and without any pair the means too.
     """
+    if experiment.looks:
+        seeds = experiment.seeds[: reached_look(experiment, results)]
+        experiment = replace(experiment, seeds=seeds)
     compared = [
         _pairs(experiment, variant, results)
         for variant in experiment.variants
@@ -62,12 +67,26 @@ def compare(experiment: Experiment, results: Mapping[str, Result]) -> list[Compa
     decisions = decide(
         [pairs.better for pairs in compared],
         experiment.equivalence,
+        corrected=experiment.multiplicity == "holm",
         stable=[not (pairs.losses or pairs.baseline_losses) for pairs in compared],
+        looks=experiment.looks,
     )
     return [
         _comparison(experiment, pairs, decision)
         for pairs, decision in zip(compared, decisions, strict=True)
     ]
+
+
+def reached_look(experiment: Experiment, results: Mapping[str, Result]) -> int:
+    """After how many seeds the last planned look is for which every run is there; 0: none yet."""
+    reached = 0
+    for look in experiment.looks:
+        first = experiment.seeds[:look]
+        runs = (run.id for variant in experiment.variants for run in variant.runs(first))
+        if len(first) < look or any(run not in results for run in runs):
+            break
+        reached = look
+    return reached
 
 
 def _pairs(experiment: Experiment, variant: Variant, results: Mapping[str, Result]) -> Pairs:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from normkit.lab.statistics.looks import PlannedLooks
 from normkit.lab.statistics.paired import ALPHA, interval, paired_t, tost, two_sided
 
 BETTER, WORSE, EQUIVALENT, NOT_SHOWN = "better", "worse", "equivalent", "not shown"
@@ -41,25 +42,28 @@ def decide(
     *,
     corrected: bool = True,
     stable: Sequence[bool] | None = None,
+    looks: Sequence[int] = (),
 ) -> list[Decision]:
     """A decision on each comparison of an experiment, given its paired differences.
 
     Comparisons with fewer than 2 pairs, and those that are not stable, count in the correction
-    and decide nothing. ``corrected=False`` tests each comparison as if it were the only one.
+    and decide nothing. ``corrected=False`` tests each comparison as if it were the only one;
+    ``looks`` are the numbers of seeds after which one has looked or may look (see ``looks``).
 
     >>> [each.verdict for each in decide([[3.0, 3.1, 2.9], [0.1, -0.2, 0.1]], margin=0.1)]
     ['better', 'not shown']
     """
     judged = [True] * len(family) if stable is None else stable
+    planned = PlannedLooks(tuple(looks) or (2,))
     ps = [
-        two_sided(each) if sure and len(each) > 1 else math.nan
+        planned.overall(two_sided(each)) if sure and len(each) > 1 else math.nan
         for each, sure in zip(family, judged, strict=True)
     ]
     factors = holm_factors(ps) if corrected else [1] * len(ps)
     after = holm(ps) if corrected else ps
     decisions = []
     for differences, sure, factor, p in zip(family, judged, factors, after, strict=True):
-        alpha = ALPHA / factor
+        alpha = planned.nominal(ALPHA / factor)
         if len(differences) < 2:
             word = NOT_SHOWN if sure else UNSTABLE
             decisions.append(Decision(word, math.nan, math.nan, alpha))
@@ -76,7 +80,7 @@ def decide(
                 two_sided(differences),
                 p,
                 equivalent,
-                min(1.0, 2 * factor * equivalent) if sure else math.nan,
+                min(1.0, factor * planned.overall(2 * equivalent)) if sure else math.nan,
             )
         )
     return decisions
