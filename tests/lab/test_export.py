@@ -357,3 +357,13 @@ def test_shared_runs_have_a_row_for_each_variant(tmp_path: Path) -> None:
     rows = read_csv(write(made, FOUND, [], tmp_path / "a.csv"))
     assert [row["variant"] for row in rows] == ["bn", "twin"]
     assert rows[0]["run"] == rows[1]["run"]
+
+
+def test_the_caption_says_which_test() -> None:
+    """Bold was said to be one-sided, whatever decided it."""
+    compared = compare(MADE, FOUND)
+    assert "two-sided paired $t$-test, $p \\le 0.05$ after Holm's" in latex(MADE, FOUND, compared)
+    paper = latex(MADE, FOUND, compared, corrected=False)
+    assert "one-sided paired $t$-test, $p \\le 0.05$, not corrected" in paper
+    plain = latex(replace(MADE, multiplicity="none"), FOUND, compared)
+    assert "two-sided paired $t$-test, $p \\le 0.05$, not corrected" in plain

@@ -222,6 +222,7 @@ def test_looks_and_multiplicity() -> None:
         ("looks = 5", "looks expects numbers of seeds from 2 up"),
         ("seeds = 6\nlooks = [2, 5]", "looks end at 5 seeds, and the file asks for 6"),
         ('multiplicity = "bonferroni"', "multiplicity is 'bonferroni'"),
+        ('losses = "ignore"', "losses is 'ignore'"),
     ],
 )
 def test_rules_that_cannot_be(line: str, said: str) -> None:

@@ -226,6 +226,13 @@ def test_ways_of_computing_are_no_other_environment() -> None:
     assert cautions(Scoreboard(ONE, found)) == []
 
 
+def test_that_survivors_decide_is_said() -> None:
+    made = sample.experiment(("bn", "bcn"), {}, losses="survivors")
+    lost = Scoreboard(made, sample.results(made, diverged=[("bcn", 1)]))
+    assert "Verdicts are about survivors" in " ".join(cautions(lost))
+    assert "survivors" not in " ".join(cautions(Scoreboard(made, sample.results(made))))
+
+
 def test_a_rule_of_the_file_is_said() -> None:
     made = sample.experiment(("bn", "bcn", "gn"), {}, seeds=6, multiplicity="none", looks=(3, 6, 9))
     found = sample.results(made, left_out=[("gn", 5)])

@@ -14,6 +14,7 @@ from normkit.lab.report.curves import LOST_SHOWN, learning_curves, points_each, 
 from normkit.lab.report.figures import Figure, Panel, View, short_number, thinned
 from normkit.lab.report.score_charts import paired_differences, scores_over_axes, time_trade_off
 from normkit.lab.report.scores import Scoreboard
+from normkit.lab.statistics import compare
 
 MADE = sample.experiment(("bn", "bcn"))
 FOUND = sample.results(MADE, diverged=[("bcn", 4)])
@@ -234,3 +235,37 @@ def test_a_variant_without_a_measure_is_named() -> None:
     figures = {figure.id: figure.about for figure in watched_measures(Scoreboard(MADE, found))}
     assert figures["watched-esm_std"].endswith("Nothing to measure: bcn.")
     assert "Nothing to measure" not in figures["watched-condensation"]
+
+
+def test_a_collapsed_seed_does_not_flatten_the_others() -> None:
+    """One seed at chance level was averaged in, and made one line of all curves and differences."""
+    bcn = MADE.variant("bcn", MADE.cells()[0]).runs(MADE.seeds)[0].id
+    epochs = [
+        replace(epoch, test_accuracy=0.1, test_top5_accuracy=0.5, test_loss=1e9)
+        for epoch in FOUND[bcn].epochs
+    ]
+    found = {**FOUND, bcn: replace(FOUND[bcn], epochs=tuple(epochs))}
+    board = Scoreboard(MADE, found)
+    assert board.get("bcn", MADE.cells()[0]).collapsed == [1]
+    figure = learning_curves(board)
+    assert "runs that diverged or collapsed" in figure.about
+    assert "of the runs that survived" in figure.about
+    views = {view.title: view.panels[0] for view in figure.views}
+    panel = views["Test accuracy (%)"]
+    assert [m["k"] for m in panel.marks if m["v"] == 1] == ["line", "ended", "ended"]
+    assert panel.layout["yaxis"]["range"][0] > 50
+    loss = views["Test loss"].layout["yaxis"]
+    assert loss["type"] == "log"
+    assert loss["range"][1] < 1  # of log10
+    paired = paired_differences(board, compare(MADE, found)).views[0].panels[0]
+    low, high = paired.layout["xaxis"]["range"]
+    assert -30 < low < high < 30
+
+
+def test_one_variant_far_out_does_not_flatten_the_differences() -> None:
+    final = {"bn": 0.9, "bcn": 0.905, "gn": 0.91, "ubn": 0.5}
+    made = sample.experiment(tuple(final), {})
+    found = sample.results(made, final=final)
+    paired = paired_differences(Scoreboard(made, found), compare(made, found)).views[0].panels[0]
+    assert paired.layout["xaxis"]["range"][0] > -20
+    assert min(x for m in paired.marks for x in m["x"]) < -30  # a double click shows it

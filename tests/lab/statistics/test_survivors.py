@@ -33,6 +33,14 @@ def test_a_seed_at_chance_level_is_not_training_noise() -> None:
     assert found.mean == pytest.approx(0.935)
 
 
+def test_survivors_decide_where_the_file_asks_for_it() -> None:
+    about = experiment("bn", "lucky", seeds=10, losses="survivors")
+    lucky = [None] * 7 + [0.951, 0.9405, 0.9505]
+    (found,) = compare(about, results(about, {"bn": BASE, "lucky": lucky}))
+    assert (found.verdict, found.diverged, found.pairs) == ("better", 7, 3)
+    assert found.p_difference_holm == found.p_difference
+
+
 @pytest.mark.parametrize("lost", [None, 0.1])
 def test_a_loss_of_the_baseline_is_one_too(lost: float | None) -> None:
     about = experiment("bn", "bcn", seeds=5)

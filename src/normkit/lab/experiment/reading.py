@@ -42,12 +42,12 @@ from normkit.lab.experiment.variants import (
 from normkit.lab.results import METRICS
 
 MEASURED = "paper"  # the scale of published numbers, where a file has it
-MULTIPLICITIES = ("holm", "none")
+RULES = {"multiplicity": ("holm", "none"), "losses": ("unstable", "survivors")}
 MOST_CELLS = 10_000  # more are a slip, and would fill the memory
 TEXTS = ("title", "question", "source", "difference")
 KEYS = (
-    *TEXTS, "baseline", "metric", "scale", "seeds", "equivalence", "multiplicity", "looks",
-    *RECORDS, "grid", "along", "variants", "published", "scales",
+    *TEXTS, "baseline", "metric", "scale", "seeds", "equivalence",
+    *RULES, "looks", *RECORDS, "grid", "along", "variants", "published", "scales",
 )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def parse(
         metric=metric or own,
         scale=problems.scale,
         equivalence=float(top.get("equivalence", Experiment.equivalence)),
-        multiplicity=top.get("multiplicity", Experiment.multiplicity),
+        **{key: top.get(key, choices[0]) for key, choices in RULES.items()},
         looks=tuple(top.get("looks", ())),
         published=published,
         **{"title": name, **{key: top[key].strip() for key in TEXTS if key in top}},
@@ -159,8 +159,9 @@ def _check_top(document: Mapping[str, Any], top: Mapping[str, Any], problems: Pr
         seeds_of(top.get("seeds", 1))
     except BadExperiment as error:
         problems.add(("seeds",), str(error).removeprefix("seeds "))
-    if (rule := top.get("multiplicity", "holm")) not in MULTIPLICITIES:
-        problems.add(("multiplicity",), f"is {rule!r}. {nearest(str(rule), MULTIPLICITIES)}")
+    for key, choices in RULES.items():
+        if (rule := top.get(key, choices[0])) not in choices:
+            problems.add((key,), f"is {rule!r}. {nearest(str(rule), choices)}")
     _check_looks(top, problems)
     margin = checked(float, top.get("equivalence", 1), ("equivalence",), problems)
     if margin is not None and not 0 < margin <= 1:

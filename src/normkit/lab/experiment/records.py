@@ -181,6 +181,7 @@ class Experiment:
     difference: str = ""  # between the published protocol and this one
     equivalence: float = 0.005  # differences smaller than this do not matter
     multiplicity: str = "holm"  # or "none": no correction for the number of comparisons
+    losses: str = "unstable"  # the verdict where runs were lost; or "survivors": they decide
     looks: tuple[int, ...] = ()  # planned numbers of seeds to look after, the last is the most
     published: tuple[Published, ...] = ()
     path: Path | None = None

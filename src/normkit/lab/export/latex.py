@@ -67,10 +67,12 @@ def _caption(board: Scoreboard, corrected: bool) -> str:
     stop = "" if title.endswith((".", "?", "!")) else "."
     unfinished = any(len(scores.by_seed) < len(experiment.seeds) for scores in board)
     seeds = ("up to " if unfinished else "") + counted(len(experiment.seeds), "seed")
-    rule = " after Holm's correction" if corrected else ", not corrected"
+    holm = experiment.multiplicity == "holm"
+    rule = " after Holm's correction" if corrected and holm else ", not corrected"
+    sides = "two" if corrected else "one"
     caption = (
         f"{escape_latex(title)}{stop} {escape_latex(board.metric.title)}, mean $\\pm$ standard "
-        f"deviation over {seeds}. Bold: significantly better than {baseline} (one-sided paired "
+        f"deviation over {seeds}. Bold: significantly better than {baseline} ({sides}-sided paired "
         f"$t$-test, $p \\le {LEVEL}${rule}). Underlined: best of its column."
     )
     if board.counts["lost"]:

@@ -262,6 +262,11 @@ def _rules(board: Scoreboard) -> list[str]:
             f'(multiplicity = "none"): where nothing differs, up to {wrong} of such experiments '
             "have a wrong verdict somewhere."
         )
+    if experiment.losses == "survivors" and board.counts["lost"]:
+        sentences.append(
+            'Verdicts are about survivors, as the file asks (losses = "survivors"): that seeds '
+            "were lost is not part of them."
+        )
     if experiment.looks:
         reached = reached_look(experiment, {r.run: r for r in board.all_results()})
         further = [look for look in experiment.looks if look > reached]

@@ -114,10 +114,9 @@ def learning_curves(board: Scoreboard) -> Figure:
         words = " or ".join(word for word in ("diverged", "collapsed") if board.counts[word])
         about += f" Thin lines that end in a cross are runs that {words}, at most three a variant."
     if any("range" in panel.layout["yaxis"] for view in views for panel in view.panels):
-        about += (
-            " The vertical axis fits the last three quarters of the training; a double click "
-            "shows everything."
-        )
+        about += " The vertical axis fits the last three quarters of the training"
+        about += " of the runs that survived" * bool(board.counts["lost"])
+        about += "; a double click shows everything."
     return Figure("curves", "Learning curves", about, views)
 
 
@@ -157,7 +156,7 @@ def _panel(board: Scoreboard, cell: Cell, quantity: Quantity, most: int) -> Pane
     y: dict[str, Any] = axis(quantity.title.removesuffix(", over time"))
     if quantity.logarithmic:
         y["type"] = "log"
-    elif bounds := _later_range(marks):
+    if bounds := _fitting_range(marks, quantity.logarithmic):
         y["range"] = bounds
     x = axis("seconds of training") if quantity.timed else _epochs_axis(marks)
     layout = {
@@ -216,17 +215,28 @@ def _over_seeds(results: Sequence[Result], of: EpochValue, most: int) -> list[Cu
     return points
 
 
-def _later_range(marks: Sequence[Mark]) -> list[float] | None:
-    """Bounds of the y axis without the first quarter, which would make the rest look flat."""
-    if not any(len(each["x"]) >= 8 for each in marks):
+def _fitting_range(marks: Sequence[Mark], logarithmic: bool) -> list[float] | None:
+    """Bounds of the y axis; None where plotly fits it better.
+
+    The first quarter would make the rest look flat, and so would a run that diverged or collapsed.
+    charts.js does the same for the variants that are shown.
+    """
+    lines = [each for each in marks if each["k"] == "line"]
+    lost = bool(lines) and len(lines) < len(marks)
+    long = not logarithmic and any(len(each["x"]) >= 8 for each in marks)
+    if not (lost or long):
         return None
     values: list[float] = []
-    begin = max(max(each["x"]) for each in marks) / 4
-    for each in marks:
+    begin = max(max(each["x"]) for each in marks) / 4 if long else 0
+    for each in lines or marks:
         spread = each.get("s") or [0.0] * len(each["x"])
         for x, y, std in zip(each["x"], each["y"], spread, strict=True):
             if x >= begin:
                 values += [y - std, y + std]
+    if logarithmic:
+        values = [math.log10(value) for value in values if value > 0]
+    if not values:
+        return None
     low, high = min(values), max(values)
     room = 0.05 * (high - low) or 1.0
     return [round(low - room, 4), round(high + room, 4)]
@@ -254,6 +264,8 @@ def _watched(board: Scoreboard, name: str, deep: bool, most: int) -> Figure:
 
     def panel(cell: Cell, marks: Sequence[Mark], x: dict[str, Any]) -> Panel:
         y = axis(shown.title, rangemode="tozero")
+        if any(each["k"] != "line" for each in marks) and (fit := _fitting_range(marks, False)):
+            y["range"] = [min(0.0, fit[0]), fit[1]]
         layout = {"xaxis": x, "yaxis": y, "height": HEIGHT, "hovermode": "x unified"}
         return Panel(cell_words(cell), tuple(marks), layout)
 

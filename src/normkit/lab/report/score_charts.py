@@ -22,6 +22,7 @@ from normkit.lab.report.figures import (
 from normkit.lab.report.scores import Arrangement, Scoreboard, arrange, average, is_numeric, ranked
 from normkit.lab.report.words import axis_words, cell_words, value_words
 from normkit.lab.results import Comparison
+from normkit.reporting.charts import forest_scale
 from normkit.reporting.text import is_finite
 
 ROW, FRAME = 34, 96  # pixels for each variant, and for what is around them
@@ -37,7 +38,7 @@ def paired_differences(board: Scoreboard, comparisons: Sequence[Comparison]) -> 
         # plotly counts upwards, readers downwards
         rows = [c for c in reversed(ranked(comparisons)) if c.pairs and c.cell == cell]
         marks = [_pairs(board, c, row) for row, c in enumerate(rows)]
-        layout = _pairs_layout(marks, [c.variant for c in rows], board)
+        layout = _pairs_layout(marks, rows, board)
         panels.append(Panel(cell_words(cell), tuple(marks), layout, f"+.{metric.digits}f"))
     unit = "percentage points" if metric.percent else metric.words
     return Figure(
@@ -45,7 +46,8 @@ def paired_differences(board: Scoreboard, comparisons: Sequence[Comparison]) -> 
         f"Difference from {board.experiment.baseline}, seed by seed",
         f"In {unit}; right of zero is better. Each dot is a seed: the same data order and, where "
         "layers are shared, the same first weights for both. The bar is the 95 % interval of the "
-        "mean difference; differences in the shaded strip do not matter here.",
+        "mean difference; differences in the shaded strip do not matter here. What is far from all "
+        "others lies outside of the axis; a double click shows it.",
         (View("Paired differences", tuple(panels)),),
     )
 
@@ -75,16 +77,19 @@ def _pairs(board: Scoreboard, c: Comparison, row: int) -> Mark:
     )
 
 
-def _pairs_layout(marks: Sequence[Mark], names: Sequence[str], board: Scoreboard) -> dict[str, Any]:
+def _pairs_layout(
+    marks: Sequence[Mark], rows: Sequence[Comparison], board: Scoreboard
+) -> dict[str, Any]:
     metric = board.metric
+    names = [c.variant for c in rows]
     strip = metric.scaled(board.experiment.equivalence)
-    values = [0.0, *(x for each in marks for x in [*each["x"], *each["ends"]] if x is not None)]
-    room = 0.06 * (max(values) - min(values)) or strip or 1.0
+    # one seed that is far out, or one interval of two seeds, would make dots of all others
+    scale = forest_scale([*each["x"], *each["ends"]] for each in marks)
     return {
         "xaxis": axis(
             f"{'points' if metric.percent else metric.name}, better →",
             zeroline=True,
-            range=short_numbers([min(values) - room, max(values) + room]),
+            range=short_numbers([scale.low, scale.high]),
         ),
         "yaxis": {
             "tickvals": list(range(len(names))),

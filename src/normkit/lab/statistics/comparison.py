@@ -47,7 +47,8 @@ def compare(experiment: Experiment, results: Mapping[str, Result]) -> list[Compa
     """Every variant against the baseline in every cell, by the results there are (id -> Result).
 
     Runs that diverged or collapsed are counted first. Where either side has lost one, the verdict
-    is "unstable", and the numbers are those of the seeds that survived on both sides. All others
+    is "unstable" (unless ``losses`` of the experiment lets survivors decide), and the numbers are
+    those of the seeds that survived on both sides. All others
     are decided together (see ``family``): 5 %, two-sided, for the experiment as a whole, with
     Holm's correction for all comparisons that it asks for, finished or not.
 
@@ -68,7 +69,10 @@ def compare(experiment: Experiment, results: Mapping[str, Result]) -> list[Compa
         [pairs.better for pairs in compared],
         experiment.equivalence,
         corrected=experiment.multiplicity == "holm",
-        stable=[not (pairs.losses or pairs.baseline_losses) for pairs in compared],
+        stable=[
+            experiment.losses == "survivors" or not (pairs.losses or pairs.baseline_losses)
+            for pairs in compared
+        ],
         looks=experiment.looks,
     )
     return [

@@ -112,12 +112,16 @@
       return { xaxis: bounds([0, ...shown.flatMap((mark) => [...at(mark), ...mark.ends])], 0.06) };
     }
     if (!panel.layout.yaxis.range) return {}; // plotly fits it
-    const begin = Math.max(...shown.flatMap(at)) / 4; // as curves.py does
-    const later = shown.flatMap((mark) => at(mark).flatMap((x, i) => {
+    // as curves.py does: without the first quarter, and without runs that were lost
+    const log = panel.layout.yaxis.type === "log";
+    const lines = shown.filter((mark) => mark.k === "line");
+    const begin = log ? 0 : Math.max(...shown.flatMap(at)) / 4;
+    const later = (lines.length ? lines : shown).flatMap((mark) => at(mark).flatMap((x, i) => {
       const spread = mark.s?.[i] ?? 0;
       return x < begin ? [] : [mark.y[i] - spread, mark.y[i] + spread];
     }));
-    return { yaxis: bounds(later, 0.05) };
+    const values = log ? later.filter((v) => v > 0).map(Math.log10) : later;
+    return values.length ? { yaxis: bounds(values, 0.05) } : {};
   }
 
   function layoutOf(panel, width, fit) {
