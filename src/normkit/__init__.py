@@ -17,6 +17,7 @@ if "torch" in sys.modules:
         accumulate,
         adapt,
         apply_statistics,
+        batch_statistics,
         calibrate,
         measure,
     )
@@ -101,6 +102,7 @@ __all__ = [
     "adapt",
     "apply_statistics",
     "attribute_gap",
+    "batch_statistics",
     "BatchRenorm",
     "BCN",
     "BGN",

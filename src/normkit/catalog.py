@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -29,8 +31,44 @@ def names(kind: str | None = None) -> list[str]:
 def find(name: str) -> type[Any]:
     """The class of a name, or an error that suggests the nearest one."""
     if name not in ENTRIES:
-        raise UnknownName(f"There is no normalizer {name!r}. {nearest(str(name), ENTRIES)}")
+        raise UnknownName(f"There is no normalizer {name!r}. {suggestion(name, ENTRIES)}")
     return ENTRIES[name]
+
+
+def suggestion(name: Any, known: Iterable[str]) -> str:
+    """A sentence with the name that was meant: as people or torch.nn call a layer, or the nearest.
+
+    >>> suggestion("GroupNorm", names())
+    "Did you mean 'gn'?"
+    """
+    known = list(known)
+    one = meant(name, known)
+    return nearest(str(name).lower(), known) if one is None else f"Did you mean {one!r}?"
+
+
+def meant(name: Any, known: Iterable[str]) -> str | None:
+    """The known name of what people or torch.nn call otherwise; None if it is no such thing."""
+    word, known = spoken_form(name), list(known)
+    for form in (word, re.sub(r"[123]d$", "", word)):  # LayerNorm2d is no LayerNorm
+        for each in known:
+            if form in _spoken(each):
+                return each
+    return None
+
+
+def spoken_form(name: Any) -> str:
+    """A name without what does not count: nn.GroupNorm, group_norm and "group norm" are one."""
+    typed = str(name.__name__ if isinstance(name, type) else name).lower()
+    return re.sub(r"^(torch\.)?nn\.|[^a-z0-9]", "", typed)
+
+
+def _spoken(name: str) -> set[str]:
+    """What people may call a layer: by its title, with norm for normalization, or an alias."""
+    if name not in ENTRIES:
+        return {name.replace("_", "")}
+    card = ENTRIES[name].card
+    title = spoken_form(card.title)
+    return {name.replace("_", ""), title, title.replace("normalization", "norm"), *card.aliases}
 
 
 def make(name: str, channels: int, **options: Any) -> nn.Module:

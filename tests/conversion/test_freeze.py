@@ -16,9 +16,17 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+import normkit as nk
 from normkit import catalog
 from normkit.conversion import freeze, frozen, unfreeze
-from normkit.conversion.freeze import PARTS, carry_freezing, hold, release, state_of
+from normkit.conversion.freeze import (
+    PARTS,
+    carry_freezing,
+    frozen_parts,
+    hold,
+    release,
+    state_of,
+)
 from normkit.errors import NothingToDo, OptionError, ShapeError
 from normkit.layers.norm_act import NormAct
 
@@ -200,6 +208,29 @@ def test_unfreeze_follows_the_mode_asked_for_in_the_meantime() -> None:
     assert not model[1].training
 
 
+def test_parameters_that_were_told_to_train_since() -> None:
+    """After model.requires_grad_(True) `frozen` and the repr still said "both" of a norm whose
+    weight trained; and unfreeze would have stopped one that the user had just told to train."""
+    model = around(nn.BatchNorm2d(8))
+    model[1].bias.requires_grad_(False)
+    freeze(model)
+    model.requires_grad_(True)
+    assert frozen(model) == {"1": "statistics"}
+    assert "frozen='statistics'" in repr(model[1])
+    converted = nk.convert(copy.deepcopy(model), "rbn", example=False)
+    assert frozen(converted) == {"1": "statistics"}
+    assert converted[1].weight.requires_grad
+    assert unfreeze(model) == ["1"]
+    assert model[1].weight.requires_grad
+    assert model[1].bias.requires_grad  # as it was told last
+    freeze(model, "affine")
+    model[1].weight.requires_grad_(True)
+    assert frozen(model) == {}  # half of it trains
+    assert "frozen" not in repr(model[1])
+    model[1].weight.requires_grad_(False)
+    assert frozen(model) == {"1": "affine"}
+
+
 def test_in_parts() -> None:
     model = around(nn.BatchNorm2d(8))
     freeze(model, "statistics")
@@ -322,8 +353,8 @@ def test_a_replacement_can_take_the_mark_over() -> None:
         carry_freezing(plain, new)
         assert state_of(new) is None
         carry_freezing(old, new)
-    assert str(state_of(news["bn"])) == "both"
-    assert str(state_of(news["gn"])) == "affine"
+    assert frozen_parts(news["bn"]) == ("statistics", "affine")
+    assert frozen_parts(news["gn"]) == ("affine",)
     release(news["bn"], PARTS)
     assert news["bn"].training
 

@@ -257,3 +257,94 @@ def test_layers_that_link_samples_in_the_heads_of_a_detector() -> None:
     left = Detector()
     assert warned(lambda: nk.convert(left, "dn", "!head.1", batch=2)) == []
     left.train()(torch.randn(2, 3, 9, 9))
+
+
+# ---------------------------------------------------------------- options that decide
+
+
+@pytest.mark.parametrize("name", ["rbn", "iebn", "ubn", "bnet", "bn", "batch_renorm"])
+def test_from_norms_without_scale_and_shift(name: str) -> None:
+    """Of DARTS' norms, with affine=False, bnet became plain batch norm, its kernel missing; ubn,
+    rbn and iebn got a trainable scale and shift, which only have to undo their gates."""
+    model = net(nn.BatchNorm2d(8, affine=False), nn.BatchNorm2d(8, affine=False))
+    plan = plan_conversion(model, name)
+    said = warned(plan.apply)
+    assert plan.certificate is not None
+    assert plan.certificate.exact
+    layer = model[1]
+    if name in ("ubn", "bnet"):  # whose kernel is the method
+        assert layer.weight.shape == (8, 1, 3, 3)
+        assert layer.weight.requires_grad
+        assert (
+            "2 norm(s) without scale and shift (affine=False), such as 1, get trainable" in said[0]
+        )
+        assert "gets a trainable scale and shift" in str(plan)
+    else:
+        assert said == []
+        assert layer.weight is None or not layer.weight.requires_grad
+        assert layer.bias is None or not layer.bias.requires_grad
+
+
+def test_scale_and_shift_that_are_asked_for() -> None:
+    model = net(nn.BatchNorm2d(8, affine=False))
+    assert warned(lambda: nk.convert(model, "rbn", affine=True)) == []
+    assert model[1].weight.requires_grad
+    model = net(nn.BatchNorm2d(8, affine=False))
+    warned(lambda: nk.convert(model, "ubn", affine_conv=False))
+    assert not model[1].weight.requires_grad
+    assert all(p.requires_grad for name, p in model[1].named_parameters() if "gate" in name)
+
+
+def test_a_conversion_that_only_renames() -> None:
+    """convert(model, "bgn") gave a group for each channel: batch norm under another name."""
+    model = net(nn.BatchNorm2d(8))
+    plan = plan_conversion(model, "bgn")
+    assert "! Without groups= there is a group for each channel, which is batch norm." in str(plan)
+    (said,) = warned(plan.apply)
+    assert "recipes.bgn(model, batch_size=)" in said
+    assert warned(lambda: nk.convert(net(nn.BatchNorm2d(8)), "bgn", groups=4)) == []
+    assert warned(lambda: nk.recipes.bgn(net(nn.BatchNorm2d(8)), batch_size=2).apply()) == []
+
+
+# ---------------------------------------------------------------- names that people type
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("group_norm", "'gn' or 'torch_gn'"),
+        ("GroupNorm", "'gn' or 'torch_gn'"),
+        ("nn.GroupNorm", "'gn' or 'torch_gn'"),
+        ("BatchNorm2d", "'bn' or 'torch_bn'"),
+        ("batchnorm", "'bn'"),
+        ("batch_normalization", "'bn'"),
+        ("layernorm", "'ln'"),
+        ("LayerNorm", "'ln'"),
+        ("ln2d", "'pn'"),
+        ("LayerNorm2d", "'pn'"),
+        ("instance_norm", "'in'"),
+        ("InstanceNorm3d", "'in'"),
+        ("syncbn", "'sync_bn'"),
+        ("SyncBatchNorm", "'sync_bn'"),
+        ("sync_batch_norm", "'sync_bn'"),
+        ("RMSNorm", "'rms'"),
+        ("batch_channel_norm", "'bcn'"),
+        ("FrozenBatchNorm2d", "'frozen_bn'"),
+        ("ghost batch norm", "'ghost_bn'"),
+        ("switchable-norm", "'sn'"),
+        ("GN", "'gn'"),
+        ("bcnn", "'bcn'"),
+    ],
+)
+def test_names_that_people_type(typed: str, meant: str) -> None:
+    """`group_norm` was answered with `input_norm`, the nearest by letters."""
+    with pytest.raises(nk.NormkitError) as caught:
+        nk.convert(net(nn.BatchNorm2d(8)), typed)
+    assert f"Did you mean {meant}?" in str(caught.value)
+
+
+def test_names_are_answered_wherever_they_are_typed() -> None:
+    with pytest.raises(nk.NormkitError, match="Did you mean 'gn'"):
+        nk.make("group_norm", 8)
+    with pytest.raises(nk.NormkitError, match="Did you mean 'ws'"):
+        nk.standardize(net(nn.BatchNorm2d(8)), "weight_standardization")

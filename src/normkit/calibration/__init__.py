@@ -4,6 +4,7 @@ from normkit.calibration.accumulation import Accumulation as Accumulation
 from normkit.calibration.accumulation import accumulate as accumulate
 from normkit.calibration.adapt import adapt as adapt
 from normkit.calibration.apply import apply_statistics as apply_statistics
+from normkit.calibration.batch_statistics import batch_statistics as batch_statistics
 from normkit.calibration.calibrate import calibrate as calibrate
 from normkit.calibration.calibrate import measure as measure
 from normkit.calibration.profiles import Profiles as Profiles

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from normkit.commands.output import STANDARD_OUTPUT, add_json, check_json, write_json
-from normkit.errors import OptionError, UnknownName, nearest
+from normkit.errors import OptionError, UnknownName
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,7 +97,9 @@ def _names(chosen: list[str]) -> list[str]:
     known = catalog.names("activation")
     for name in chosen:
         if name not in known:
-            raise UnknownName(f"There is no activation layer {name!r}. {nearest(name, known)}")
+            raise UnknownName(
+                f"There is no activation layer {name!r}. {catalog.suggestion(name, known)}"
+            )
     return list(dict.fromkeys(chosen)) or known
 
 

@@ -23,6 +23,7 @@ from normkit.layers.norm_act import NormAct
 
 Wish = tuple[str | type | Target, dict[str, Any]]
 """What a norm is to become, and with which options."""
+GAINS = "gets a trainable scale and shift, which it had not"
 USUAL_RANK = 2  # spatial axes, as of images
 OF_CHECKPOINTS = (
     "_state_dict_hooks",
@@ -133,7 +134,8 @@ def build(
         exact = target.from_bn and bn.tracked and not options and not bn.lost
     else:
         exact = is_exact(site.module, new, numbers(bn, rank, norm))
-    return new, _account(site, bn, layer, taken, new, shared, exact)
+    gains = not bn.affine and "affine" not in options and _trains_a_map(layer)
+    return new, _account(site, bn, layer, taken, new, shared, exact, gains)
 
 
 def _left(site: Site, action: Action, reason: str) -> Step:
@@ -171,6 +173,7 @@ def _account(
     new: nn.Module,
     shared: set[str],
     exact: bool,
+    gains: bool,
 ) -> Step:
     """The step for a norm that becomes ``new``, whose norm is ``layer``."""
     norm = site.norm
@@ -198,6 +201,8 @@ def _account(
     notes = []
     if STATISTICS in started:
         notes.append("train or calibrate it before eval mode")
+    if gains:
+        notes.append(GAINS)
     if site.shared:
         notes.append(f"shared by {', '.join(site.paths)}")
     if norm._parameters.get("weight") is not None and "weight" in layer._buffers:
@@ -214,6 +219,11 @@ def _account(
         reason="; ".join(notes),
         paths=site.paths,
     )
+
+
+def _trains_a_map(layer: nn.Module) -> bool:
+    weight = layer._parameters.get("weight")
+    return weight is not None and weight.requires_grad
 
 
 def describe(module: nn.Module) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from normkit.conversion.carry import Wish, replace_norms
+from normkit.conversion.carry import GAINS, Wish, replace_norms
 from normkit.conversion.certificate import NO_INPUT
 from normkit.conversion.edits import ROOT, ReplaceModule, SetTensors, refuse_unchangeable
 from normkit.conversion.fit.data import Fit
@@ -140,7 +140,12 @@ def plan_conversion(
         optimizer=optimizer,
         title=title,
         notes=notes,
-        cautions=[*_only_some(steps), *damaged(site for site in sites if site.path in going)],
+        cautions=[
+            *filter(None, [target.missing_choice(options) if edits else ""]),
+            *_only_some(steps),
+            *_gaining(steps),
+            *damaged(site for site in sites if site.path in going),
+        ],
         fit=report,
     )
 
@@ -156,6 +161,17 @@ def _besides_batch_norms(sites: Sequence[Site]) -> set[Site]:
     """The norms of other kinds, in a model that has batch norms."""
     others = {site for site in sites if not site.of_batches}
     return others if len(others) < len(sites) else set()
+
+
+def _gaining(steps: Sequence[Step]) -> list[str]:
+    """A caution if norms get a map to train that they had not, and the user may not want."""
+    paths = [step.path for step in steps if GAINS in step.reason]
+    if not paths:
+        return []
+    return [
+        f"{len(paths)} norm(s) without scale and shift (affine=False), such as {paths[0]}, get "
+        "trainable ones, which are part of the method."
+    ]
 
 
 def _only_some(steps: Sequence[Step]) -> list[str]:

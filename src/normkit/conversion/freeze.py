@@ -90,7 +90,8 @@ def unfreeze(model: nn.Module, what: str = "both", where: Any = None) -> list[st
     """
     parts = _parts("unfreeze", what)
     norms = {site.path: site.norm for site in _chosen(model, where)}
-    chosen = {path: norm for path, norm in norms.items() if set(frozen_parts(norm)) & set(parts)}
+    states = {path: state_of(norm) for path, norm in norms.items()}
+    chosen = {path: norms[path] for path, s in states.items() if s and set(s.held) & set(parts)}
     if not chosen:
         raise NothingToDo(f"unfreeze found no norm with frozen {' or '.join(parts)}.")
     for norm in chosen.values():
@@ -101,9 +102,17 @@ def unfreeze(model: nn.Module, what: str = "both", where: Any = None) -> list[st
 
 
 def frozen(model: nn.Module) -> dict[str, str]:
-    """The path of every norm that is frozen, and what of it: "statistics", "affine" or "both"."""
-    states = {path: state_of(module) for path, module in model.named_modules()}
-    return {path: str(state) for path, state in states.items() if state is not None}
+    """The path of every norm that is frozen, and what of it: "statistics", "affine" or "both".
+
+    A norm whose parameters were told to train since, as by model.requires_grad_(), has no frozen
+    affine part.
+    """
+    parts = {path: frozen_parts(module) for path, module in model.named_modules()}
+    return {path: _in_a_word(held) for path, held in parts.items() if held}
+
+
+def _in_a_word(parts: tuple[str, ...]) -> str:
+    return "both" if len(parts) == len(PARTS) else "".join(parts)
 
 
 def _parts(verb: str, what: str) -> tuple[str, ...]:
@@ -131,12 +140,10 @@ class FrozenState:
     trainable: dict[str, bool] = field(default_factory=dict)  # requires_grad of the affine part
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def held(self) -> tuple[str, ...]:
+        """The parts that ``unfreeze`` has something to put back of."""
         held = self.statistics, bool(self.trainable)
         return tuple(part for part, is_held in zip(PARTS, held, strict=True) if is_held)
-
-    def __str__(self) -> str:
-        return "both" if len(self.parts) == len(PARTS) else "".join(self.parts)
 
 
 class Frozen(nn.Module):
@@ -152,7 +159,9 @@ class Frozen(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        return ", ".join(filter(None, (super().extra_repr(), f"frozen={str(self._frozen)!r}")))
+        parts = frozen_parts(self)
+        mark = f"frozen={_in_a_word(parts)!r}" if parts else ""
+        return ", ".join(filter(None, (super().extra_repr(), mark)))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # pickle finds classes by name, and this one has none
@@ -167,9 +176,12 @@ def state_of(module: nn.Module) -> FrozenState | None:
 
 
 def frozen_parts(module: nn.Module) -> tuple[str, ...]:
-    """What is frozen of a module: none, one or both of PARTS."""
+    """What is frozen of a module now: none, one or both of PARTS."""
     state = state_of(module)
-    return () if state is None else state.parts
+    if state is None:
+        return ()
+    trains = any(module.get_parameter(name).requires_grad for name in state.trainable)
+    return tuple(part for part in state.held if part != "affine" or not trains)
 
 
 def unfrozen_class(module: nn.Module) -> type[Any]:
@@ -212,9 +224,10 @@ def release(module: nn.Module, parts: Iterable[str]) -> None:
         module.training = state.mode
     if "affine" in parts:
         for name, parameter in module.named_parameters():
-            parameter.requires_grad_(state.trainable.get(name, parameter.requires_grad))
+            trains = parameter.requires_grad  # told so since
+            parameter.requires_grad_(trains or state.trainable.get(name, False))
         state.trainable = {}
-    if not state.parts:
+    if not state.held:
         module.__class__ = plain
         del module._frozen
 
@@ -229,7 +242,7 @@ def carry_freezing(old: nn.Module, new: nn.Module) -> None:
         return
     affine = [name for name, _ in new.named_parameters()]
     tracked = any(name.startswith("running_") for name, _ in new.named_buffers())
-    parts = [part for part in state.parts if (tracked if part == "statistics" else affine)]
+    parts = [part for part in frozen_parts(old) if (tracked if part == "statistics" else affine)]
     if parts:
         new.train(state.mode)
         hold(new, parts, affine)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
-from normkit.catalog import ENTRIES, names
+from normkit.catalog import ENTRIES, names, suggestion
 from normkit.conversion.edits import NONE, Edit, Modules, Successor, check_all, do_all
 from normkit.errors import NormkitError, NothingToDo, OptionError, UnknownName, nearest
 from normkit.inspection import convolutions_before_norms, refuse_wrapped
@@ -115,7 +115,7 @@ def refuse_shared(model: nn.Module, convolutions: dict[str, nn.Module]) -> None:
 def _method(method: str, options: dict[str, Any]) -> type[WeightNormalizer]:
     """The class of that name, once it is known to have the options."""
     if method not in METHODS:
-        raise UnknownName(f"standardize knows no method {method!r}. {nearest(method, METHODS)}")
+        raise UnknownName(f"standardize knows no method {method!r}. {suggestion(method, METHODS)}")
     kind = METHODS[method]
     # device and type are those of each weight
     own = [name for name in kind.options() if name not in ("device", "dtype")]

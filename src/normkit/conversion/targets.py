@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from normkit.catalog import ENTRIES, names
+from normkit.catalog import ENTRIES, meant, names, spoken_form
 from normkit.core.groups import resolve_groups
 from normkit.core.trained import STATISTICS, TrainedBN
 from normkit.errors import OptionError, UnknownName, nearest
+from normkit.layers.base import Normalizer
 
 Taken = dict[str, str]
 """Which tensors of a new layer hold something of the old one, and what."""
@@ -33,6 +34,11 @@ class Target:
     """What is of this kind already."""
     from_bn: bool
     """Whether it equals a batch norm in eval mode."""
+
+    @property
+    def missing_choice(self) -> Callable[[dict[str, Any]], str]:
+        layer = self.classes[0]
+        return layer.missing_choice if issubclass(layer, Normalizer) else lambda asked: ""
 
     def check(self, options: dict[str, Any]) -> None:
         for option in options:
@@ -57,7 +63,15 @@ def find_target(to: str | type) -> Target:
             f"{to!r} normalizes weights, not activations. Try normkit.standardize(model, {to!r})."
         )
     if to not in TARGETS:
-        raise UnknownName(f"There is no target {to!r}. {nearest(str(to).lower(), TARGETS)}")
+        word = spoken_form(to)
+        own = [t.name for t in _OF_TORCH if word in {c.__name__.lower() for c in t.classes}]
+        names_meant = [*filter(None, [meant(to, TARGETS)]), *own]
+        hint = (
+            f"Did you mean {' or '.join(map(repr, names_meant))}?"
+            if names_meant
+            else nearest(str(to).lower(), TARGETS)
+        )
+        raise UnknownName(f"There is no target {to!r}. {hint}")
     return TARGETS[to]
 
 

@@ -36,6 +36,8 @@ class Card:
     """Training batches must be multiples of ``batch_multiple`` samples."""
     normalizes_input: bool = False
     """It stands before the network and belongs to its data: conversions of a network leave it."""
+    aliases: tuple[str, ...] = ()
+    """Other names that people type, beside the title: answered with the name."""
     cures: tuple[str, ...] = ()
     """Kinds of findings for which diagnosis advises to convert to this layer."""
     experimental: bool = False

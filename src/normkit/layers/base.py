@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -51,6 +51,9 @@ class Normalizer(Configured, Measured):
 
     card: ClassVar[Card]
     beyond_batch_norm: ClassVar[tuple[str, ...]] = ()  # parts that no batch norm has
+    # parameters that only undo, at first, what the layer does beyond a batch norm: after one
+    # without scale and shift they are not trained
+    compensates: tuple[str, ...] = ()
     weight: Tensor | None
     bias: Tensor | None
     rate: Tensor  # of a layer that needs_update_rate
@@ -123,6 +126,12 @@ class Normalizer(Configured, Measured):
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         """Options with which the layer comes closest to a batch norm, beside those asked for."""
         return {"eps": bn.eps, "affine": bn.affine}
+
+    @classmethod
+    def missing_choice(cls, asked: Mapping[str, Any]) -> str:
+        """What should have been asked for in a conversion, for the layer to be more than a batch
+        norm, as a sentence; empty if nothing."""
+        return ""
 
     def affine_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         """Scale and shift of a batch norm, in the form of this layer's weight and bias."""
@@ -285,6 +294,9 @@ class Normalizer(Configured, Measured):
         )
         with torch.no_grad():
             taken = layer.start_from(bn)
+        if not bn.affine and "affine" not in options:
+            for name in layer.compensates:
+                layer.get_parameter(name).requires_grad_(False)
         if not bn.trainable:
             layer.requires_grad_(False)
         return layer.train(bn.training), taken

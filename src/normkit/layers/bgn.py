@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -191,6 +192,15 @@ class BGN(BatchNormalizer):
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
         return {**super().options_from(bn, asked), "groups": bn.channels}
+
+    @classmethod
+    def missing_choice(cls, asked: Mapping[str, Any]) -> str:
+        if "groups" in asked:
+            return ""
+        return (
+            "Without groups= there is a group for each channel, which is batch norm. Try "
+            "groups=, or recipes.bgn(model, batch_size=), which has the paper's rule."
+        )
 
     def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
         kept = super().channel_statistics()

@@ -119,7 +119,8 @@ class BNET(BatchNormalizer):
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
-        return {**super().options_from(bn, asked), "init": "dirac"}
+        # the kernel is the method, whether the batch norm had a scale or not
+        return {**super().options_from(bn, asked), "affine": True, "init": "dirac"}
 
     def affine_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         assert self.weight is not None

@@ -19,6 +19,7 @@ class Gated(BatchNormalizer):
     """A batch normalizer whose scale is weight · sigmoid(gate_weight · means + gate_bias)."""
 
     reads_each_sample = True
+    compensates = ("weight", "bias")  # for the gate
     gate_weight: Tensor | None
     gate_bias: Tensor
 

@@ -53,6 +53,7 @@ class PN(Normalizer):
         paper="Li et al. 2019 (PONO)",
         family=False,
         same_in_eval=True,
+        aliases=("ln2d", "layernorm2d", "channellayernorm"),
     )
 
     def __init__(self, channels: int, *, unbiased: bool = False, **options: Any) -> None:

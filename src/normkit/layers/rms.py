@@ -41,6 +41,7 @@ class RMS(Normalizer):
         title="Root Mean Square Normalization",
         paper="Zhang & Sennrich 2019",
         same_in_eval=True,
+        aliases=("rmsnorm",),
     )
 
     def coefficients(self, moments: Moments | None) -> Coefficients:

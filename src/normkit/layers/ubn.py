@@ -413,6 +413,10 @@ class UBN(BatchNormalizer):
             shift = shift / torch.sigmoid(self.gate_bias.detach().to(shift.dtype))
         return super().with_output_map(scale, shift)
 
+    @property
+    def compensates(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self._convolves else ("weight", "bias")  # a kernel is part of the method
+
     def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
         bn = super().as_batch_norm(like).losing("score")
         weight, bias, lost = bn.weight, bn.bias, []

@@ -116,7 +116,7 @@ def _step(
         where = None
     if name not in names(kind):
         other = next((other for other in KINDS if other != kind and name in names(other)), None)
-        hint = nearest(str(name), names(kind))
+        hint = catalog.suggestion(name, names(kind))
         hint = f"Did you mean {other} = {name!r}?" if other else hint
         problems.add((*path, kind), f"is {shorten(name)}. {hint}")
         return None
