@@ -199,3 +199,42 @@ def test_old_weights_without_counters(normkit: Run, weights: Path) -> None:
     state = {k: v for k, v in torch.load(weights).items() if "num_batches" not in k}
     torch.save(state, weights)
     assert convert(normkit, "--weights", str(weights), "--out", "new.pt").status == 0
+
+
+def test_fitted_on_images(normkit: Run, weights: Path) -> None:
+    """The printed program loads the fitted weights, also where groups were chosen by the fit."""
+    images = torch.randn(24, 3, 9, 9)
+    torch.save(3 * images + 1, "images.pt")
+    more = ("--weights", str(weights), "--fit", "images.pt", "--batch", "8", "--out", "new.pt")
+    ran = convert(normkit, *more, "--option", "groups=[1,2]", "--distill", "2", to="gn")
+    assert ran.status == 0, ran.err
+    assert "Fitted on 20 images" in ran.out
+    written = json.loads(Path("new.certificate.json").read_text(encoding="utf-8"))
+    assert written["certificate"]["fit"]["images"] == 24
+    assert written["fit"] == "images.pt"
+    names: dict[str, Any] = {}
+    exec(program(ran.out), names)
+    state = torch.load("new.pt")
+    assert torch.equal(names["model"].state_dict()["1.weight"], state["1.weight"])
+
+
+def test_distilling_needs_images(normkit: Run) -> None:
+    ran = convert(normkit, "--distill", "5", "--dry-run")
+    assert ran.status != 0
+    assert "--fit" in ran.err
+
+
+def test_a_folder_of_images_without_classes(normkit: Run, weights: Path) -> None:
+    pil = pytest.importorskip("PIL.Image", reason="Pillow writes the images")
+    pytest.importorskip("torchvision", reason="torchvision reads them")
+    Path("photos").mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for i in range(6):
+        pixels = torch.randint(256, (12, 12, 3), generator=generator, dtype=torch.uint8)
+        pil.fromarray(pixels.numpy()).save(f"photos/{i}.png")
+    ran = convert(
+        normkit, "--weights", str(weights), "--fit", "photos", "--size", "9", "--out", "new.pt",
+        "--mean", *["0.4"] * 3, "--std", *["0.1"] * 3, to="ln",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    assert "Fitted on 5 images" in ran.out

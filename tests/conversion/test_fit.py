@@ -325,7 +325,8 @@ def test_images_unlike_those_of_the_training() -> None:
         warnings.simplefilter("error")
         good = nk.plan_conversion(trained(), "ln", fit=x).fit
     with pytest.warns(UserWarning, match="unlike those the network was trained on"):
-        scaled = nk.plan_conversion(trained(), "ln", fit=x * 100 + 50).fit
+        nk.convert(copy.deepcopy(trained()), "ln", fit=x * 100 + 50)
+    scaled = nk.plan_conversion(trained(), "ln", fit=x * 100 + 50).fit  # a plan says it itself
     assert good.unlike < 0.1 < scaled.unlike
     assert "unlike" in str(scaled)
 
@@ -376,3 +377,65 @@ def test_a_model_in_train_mode_is_fitted_to_its_eval_mode() -> None:
 def test_what_cannot_be_fitted_is_refused_with_the_reason() -> None:
     with pytest.raises(nk.NormkitError, match="no scale and shift"):
         nk.convert(copy.deepcopy(trained()), "gn", groups=1, affine=False, fit=digits()[0][:16])
+
+
+# -------------------------------------------------------------------- the recipe
+
+
+def test_the_recipe_for_small_batches() -> None:
+    model = copy.deepcopy(trained())
+    plan = nk.recipes.small_batch(model, digits()[0][:64])
+    plan.apply()
+    assert {type(norm.module) for norm in nk.survey(model)} == {nk.GN}
+    assert accuracy(model) > accuracy(trained()) - 0.05
+    model.train()(digits()[0][:1]).sum().backward()  # one image is enough
+    still = nk.recipes.small_batch(copy.deepcopy(trained()))
+    assert still.apply(digits()[0][:2]).exact
+    assert "fit=images" in str(still)
+
+
+# -------------------------------------------------------------------- distilling
+
+
+@pytest.mark.parametrize("parameters", ["norms", "all"])
+def test_distilling_goes_on_from_the_fit_and_is_never_worse(parameters: Any) -> None:
+    x = digits()[0][:96]
+    fitted = nk.plan_conversion(trained(), "gn", groups=8, fit=x).fit
+    told: list[tuple[int, float]] = []
+    model = copy.deepcopy(trained())
+    before = copy.deepcopy(model.state_dict())
+    images = nk.Fit(x, parameters=parameters, progress=lambda step, now: told.append((step, now)))
+    plan = nk.plan_conversion(model, "gn", groups=8, fit=images, distill=30)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    plan.apply()
+    report = plan.fit
+    assert report.output_error < 0.9 * fitted.output_error
+    assert told[0] == (0, pytest.approx(fitted.output_error, rel=1e-3))
+    assert report.output_error == pytest.approx(min(error for _, error in told), rel=1e-3)
+    held = x[torch.arange(96) % 5 == 4]
+    with torch.no_grad():
+        old, new = trained()(held), model(held)
+    assert report.output_error == pytest.approx(float((new - old).norm() / old.norm()), rel=1e-3)
+    moved = not torch.equal(model[0].conv1.weight, before["0.conv1.weight"])
+    assert moved == (parameters == "all")
+    plan.undo()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_what_cannot_be_distilled() -> None:
+    with pytest.raises(nk.NormkitError, match="fit=images"):
+        nk.convert(copy.deepcopy(trained()), "gn", distill=10)
+    images = [torch.randn(3, 9, 9) for _ in range(4)]
+    with pytest.raises(nk.NormkitError, match="no row for each image"):
+        nk.convert(Detector().eval(), "gn", groups=1, fit=images, distill=10)
+
+
+def test_variance_that_is_kept() -> None:
+    """Least squares shrink a channel that fits badly; shrink=0 does not."""
+    torch.manual_seed(0)
+    u = torch.randn(4000, 2, dtype=torch.float64)
+    t = 3 * u + 4 * torch.randn_like(u)
+    for shrink, expected in ((1.0, 3.0), (0.0, 5.0)):
+        scale, shift = solve(u, t, shrink=shrink)
+        assert torch.allclose(scale, torch.full_like(scale, expected), atol=0.2)
+        assert shift.abs().max() < 0.3

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normkit.commands import model_arguments
+from normkit.commands import data_arguments, model_arguments
 from normkit.commands.output import (
     add_json,
     check_outputs,
@@ -30,6 +30,9 @@ examples:
       print what would happen, layer by layer; nothing is written
   normkit convert torchvision:resnet18 --to bcn --build num_classes=10 --out small.pt
   normkit convert mypackage.nets:small_net --to bgn --example 8x1x28x28 --out net.safetensors
+  normkit convert timm:resnet50 --to gn --option groups=1 --weights resnet50.pth --fit photos/
+      --out resnet50-gn.safetensors
+      scales and shifts fitted on 64 to 256 images without labels, so that it stays accurate
 
 The certificate, which says how far the output has changed in eval mode, is printed and written
 beside the weights: model.safetensors, model.certificate.json. Without --weights the model has the
@@ -37,7 +40,9 @@ random weights that it was built with.
 
 {model_arguments.REFERENCES}
 
-{model_arguments.WHERE}"""
+{model_arguments.WHERE}
+
+{data_arguments.DATA}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", required=True, metavar="LAYER", help="what the norms become; see normkit list")
     add("--option", action="append", default=[], metavar="KEY=VALUE", help="option of that layer")
     model_arguments.add_where(parser)
+    add("--fit", metavar="DATA", help="images without labels to fit the new norms on")
+    add("--fit-images", type=int, default=256, metavar="N", help="how many of them (256)")
+    add("--distill", type=int, default=0, metavar="STEPS", help="then train on them to match (0)")
+    data_arguments.add_reading(parser)
     add("--out", type=Path, metavar="FILE", help="weights to write: .safetensors, .pt or .pth")
     add("--dry-run", action="store_true", help="print the plan, and stop")
     add_json(parser)
@@ -53,15 +62,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from normkit import checkpoints
-    from normkit.conversion import plan_conversion
+    from normkit.conversion import Fit, plan_conversion
     from normkit.conversion.targets import find_target
 
     layer = model_arguments.pairs("--option", options.option)
+    if options.distill and options.fit is None:
+        raise OptionError("--distill goes on from a fit: give images with --fit.")
     find_target(options.to).check(layer)  # first what costs nothing: a large model is still unbuilt
     example, where = model_arguments.example_of(options), model_arguments.where_of(options)
     files = _files(options)
     model = model_arguments.model_of(options)
-    plan = plan_conversion(model, options.to, where, example=example, **layer)
+    fit = None
+    if options.fit is not None:
+        images = data_arguments.batches_of(options.fit, options, unlabelled=True)
+        fit = Fit(images, max_images=options.fit_images, distill=options.distill)
+    plan = plan_conversion(model, options.to, where, example=example, fit=fit, **layer)
     screen = screen_of(options)
     screen.print(str(plan), markup=False, soft_wrap=True)
     if options.dry_run:
@@ -75,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     text = json_text(record)
     atomic_write_all({weights: checkpoints.writer(model, weights), certificate: text_writer(text)})
     screen.print(f"\nWritten: {weights} and {certificate}. To load the weights:\n", markup=False)
-    screen.print(code(options, layer, where), markup=False, soft_wrap=True)
+    screen.print(code(options, layer, where, plan), markup=False, soft_wrap=True)
     write_json(options, record)
     return 0
 
@@ -111,6 +126,8 @@ def _record(options: argparse.Namespace, plan: Plan, layer: dict[str, Any]) -> d
         "to": options.to,
         "options": layer,
         "where": options.where,
+        "fit": options.fit,
+        "distill": options.distill,
         "normkit": normkit.__version__,
         "torch": torch.__version__,
         "certificate": None if plan.certificate is None else plan.certificate.to_dict(),
@@ -118,13 +135,18 @@ def _record(options: argparse.Namespace, plan: Plan, layer: dict[str, Any]) -> d
     }
 
 
-def code(options: argparse.Namespace, layer: dict[str, Any], where: Any) -> str:
-    """A program that loads what was written."""
+def code(options: argparse.Namespace, layer: dict[str, Any], where: Any, plan: Plan) -> str:
+    """A program that loads what was written; where groups were chosen by a fit, it names them."""
     from normkit import checkpoints, models
+    from normkit.conversion.edits import replacements
 
     library, build = models.code_for(options.model, model_arguments.pairs("--build", options.build))
-    arguments = "" if where is None else f", where={where!r}"
-    arguments += "".join(f", {name}={value!r}" for name, value in layer.items())
+    calls = [_call(options.to, where, layer)]
+    if plan.fit is not None and not isinstance(layer.get("groups", 1), int):
+        chosen: dict[int, list[str]] = {}
+        for edit in replacements(plan.edits):
+            chosen.setdefault(int(edit.new.groups), []).append(edit.paths[0])  # type: ignore[arg-type]
+        calls = [_call(options.to, p, {**layer, "groups": g}) for g, p in sorted(chosen.items())]
     path = str(options.out)
     safe = options.out.suffix == checkpoints.SAFETENSORS
     lines = [
@@ -133,7 +155,13 @@ def code(options: argparse.Namespace, layer: dict[str, Any], where: Any) -> str:
         "from safetensors.torch import load_file" if safe else "import torch",
         "",
         f"model = {build}",
-        f"normkit.convert(model, {options.to!r}, example=False{arguments})",
+        *calls,
         f"model.load_state_dict({f'load_file({path!r})' if safe else f'torch.load({path!r})'})",
     ]
     return "\n".join(f"    {line}" if line else "" for line in lines)
+
+
+def _call(to: str, where: Any, layer: dict[str, Any]) -> str:
+    arguments = "" if where is None else f", where={where!r}"
+    arguments += "".join(f", {name}={value!r}" for name, value in layer.items())
+    return f"normkit.convert(model, {to!r}, example=False{arguments})"

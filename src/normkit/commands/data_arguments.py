@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,9 @@ data:
   .pt, .pth, .npz, .safetensors   inputs (N, ...): the only tensor, or the one called x, images,
                                   inputs or data; and classes called y, labels or targets; of .pt
                                   also a tensor or a pair (x, y)
-  a directory of images           one directory a class, as torchvision's ImageFolder reads it;
-                                  --size, --mean and --std say how images become inputs
+  a directory of images           one directory a class, as torchvision's ImageFolder reads it,
+                                  or, where no classes are needed, images alone; --size, --mean
+                                  and --std say how images become inputs
   package.module:callable         a function that returns batches, such as a DataLoader"""
 INPUTS = ("x", "images", "inputs", "data")
 TARGETS = ("y", "labels", "targets", "classes")
@@ -34,8 +35,13 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     add("--std", type=float, nargs=3, default=IMAGENET[1], help="likewise")
 
 
-def batches_of(text: str, options: argparse.Namespace, training: bool = False) -> Iterable[Any]:
-    """What an argument names, in batches; those of a file are shuffled for training."""
+def batches_of(
+    text: str, options: argparse.Namespace, training: bool = False, unlabelled: bool = False
+) -> Iterable[Any]:
+    """What an argument names, in batches; those of a file are shuffled for training.
+
+    Unlabelled ones come in one random order, since only the first may be looked at.
+    """
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -48,7 +54,7 @@ def batches_of(text: str, options: argparse.Namespace, training: bool = False) -
     if options.batch < 1:
         raise OptionError(f"--batch got {options.batch}. Expected at least 1.")
     if path.is_dir():
-        return _images(path, options)
+        return _images(path, options, unlabelled)
     if not path.is_file():
         raise OptionError(
             f"There is no file or directory {text}. Expected one, or package.module:callable."
@@ -57,7 +63,11 @@ def batches_of(text: str, options: argparse.Namespace, training: bool = False) -
     data = TensorDataset(inputs) if targets is None else TensorDataset(inputs, targets)
     generator = torch.Generator().manual_seed(0)
     return DataLoader(
-        data, options.batch, shuffle=training, drop_last=training, generator=generator
+        data,
+        options.batch,
+        shuffle=training or unlabelled,
+        drop_last=training,
+        generator=generator,
     )
 
 
@@ -78,7 +88,8 @@ def _called(text: str, source: Any) -> Iterable[Any]:
     return given
 
 
-def _images(path: Path, options: argparse.Namespace) -> Iterable[Any]:
+def _images(path: Path, options: argparse.Namespace, unlabelled: bool) -> Iterable[Any]:
+    import torch
     from torch.utils.data import DataLoader
 
     from normkit.models import first_line, require
@@ -93,11 +104,33 @@ def _images(path: Path, options: argparse.Namespace) -> Iterable[Any]:
             steps.Normalize(options.mean, options.std),
         ]
     )
-    try:
-        images = vision.datasets.ImageFolder(path, prepare)
-    except FileNotFoundError as error:
-        raise OptionError(f"{path}: {first_line(error)}.") from error
-    return DataLoader(images, batch_size=options.batch)
+    images: Any
+    if unlabelled and not any(child.is_dir() for child in path.iterdir()):
+        endings = vision.datasets.folder.IMG_EXTENSIONS
+        files = sorted(f for f in path.iterdir() if f.suffix.lower() in endings)
+        if not files:
+            raise OptionError(f"{path} has no images ({', '.join(endings)}).")
+        images = _ImageFiles(files, lambda f: prepare(vision.datasets.folder.default_loader(f)))
+    else:
+        try:
+            images = vision.datasets.ImageFolder(path, prepare)
+        except FileNotFoundError as error:
+            raise OptionError(f"{path}: {first_line(error)}.") from error
+    generator = torch.Generator().manual_seed(0)
+    return DataLoader(images, options.batch, shuffle=unlabelled, generator=generator)
+
+
+class _ImageFiles:
+    """Images of a folder without classes, read when they are asked for."""
+
+    def __init__(self, files: list[Path], read: Callable[[Path], Tensor]) -> None:
+        self.files, self.read = files, read
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.read(self.files[index])
 
 
 def _pair(path: Path) -> tuple[Tensor, Tensor | None]:

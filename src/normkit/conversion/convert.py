@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -14,7 +15,7 @@ from normkit.conversion.certificate import NO_INPUT
 from normkit.conversion.edits import ROOT, ReplaceModule, SetTensors, refuse_unchangeable
 from normkit.conversion.fit.data import Fit
 from normkit.conversion.fit.norms import fitted_norms
-from normkit.conversion.fit.report import FitReport
+from normkit.conversion.fit.report import FitReport, unlike_note
 from normkit.conversion.forward_probe import check_example
 from normkit.conversion.plan import Optimizers, Plan, Step
 from normkit.conversion.sources import damaged
@@ -36,6 +37,7 @@ def convert(
     example: Any = None,
     optimizer: Optimizers = None,
     fit: Any = None,
+    distill: int = 0,
     **options: Any,
 ) -> Model:
     """Turn the norms of a model into another kind, in place; returns the model.
@@ -52,8 +54,10 @@ def convert(
     GN(8, groups=4)
     """
     plan = plan_conversion(
-        model, to, where, example=example, optimizer=optimizer, fit=fit, **options
+        model, to, where, example=example, optimizer=optimizer, fit=fit, distill=distill, **options
     )
+    if plan.fit is not None and (note := unlike_note(plan.fit.unlike)):
+        warnings.warn(note, stacklevel=2)
     certificate = plan._apply(None, stacklevel=3)  # a warning is to point at the caller
     if certificate.probe.startswith(NO_INPUT):
         warnings.warn(
@@ -72,6 +76,7 @@ def plan_conversion(
     example: Any = None,
     optimizer: Optimizers = None,
     fit: Any = None,
+    distill: int = 0,
     **options: Any,
 ) -> Plan:
     """A plan to turn the norms of a model into another kind. Nothing is changed yet.
@@ -91,6 +96,8 @@ def plan_conversion(
     the inputs that the converted network has by then: a pretrained batch-norm network stays
     accurate as gn or ln. Then ``groups="fit"``, or a list of numbers, takes for each layer the
     number of groups that fits best. The plan and the certificate hold the ``FitReport``.
+    ``distill`` steps of training follow, on the same images, to match the old network's outputs;
+    the best state on a held-out part is kept, so it is never worse than the fit there.
 
     >>> import torch, normkit as nk
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
@@ -115,13 +122,19 @@ def plan_conversion(
     report: FitReport | None = None
     fitting: list[SetTensors] = []
     if fit is None:
+        if distill:
+            raise OptionError("distill= goes on from a fit: give images, fit=images.")
         _refuse_fitted_options(options)
         edits, steps = replace_norms(model, sites, wish)
     else:
         images = fit if isinstance(fit, Fit) else Fit(fit)
+        images = replace(images, distill=distill) if distill else images
         left = [site for site in sites if isinstance(wish(site), str)]
         asked = [site for site in sites if site not in left]
-        edits, steps, fitting, report = fitted_norms(model, asked, target, options, images)
+        edits, steps, fitting, result = fitted_norms(model, asked, target, options, images)
+        if result is not None:
+            report = result.report
+            example = result.example if example is None else example
         steps = [*steps, *replace_norms(model, left, wish)[1]]
     going = {edit.paths[0] for edit in edits}
     folding = {_folding_method(site, model) for site in sites if site.path in going}

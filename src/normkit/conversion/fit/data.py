@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,12 +47,25 @@ class Fit:
     """The share of the images that measures the fit and does not enter it."""
     rounds: int = 3
     """How often the fit is refined for what comes after the activation; 0 fits before it."""
+    shrink: float = 0.0
+    """1 are least squares, which make a channel smaller by its correlation with the old one; 0 lets
+    it keep its variance, which is better for the network as a whole where the fit is poor."""
+    distill: int = 0
+    """Steps of training after the fit, on the same images, to match the old network's outputs."""
+    parameters: Literal["norms", "all"] = "norms"
+    """What they train: scales and shifts of the new norms, or all parameters of the model."""
+    progress: Callable[[int, float], None] | None = None
+    """Called with a step and the error of the outputs on the images that are held out."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_images", 2), ("batch", 1), ("rounds", 0)):
+        for name, least in (("max_images", 2), ("batch", 1), ("rounds", 0), ("distill", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise OptionError(f"Fit expects {name} to be at least {least}, got {value!r}.")
+        if self.parameters not in ("norms", "all"):
+            raise OptionError(f'Fit expects parameters "norms" or "all", got {self.parameters!r}.')
+        if not 0 <= self.shrink <= 1:
+            raise OptionError(f"Fit expects shrink between 0 and 1, got {self.shrink!r}.")
         if not 0 < self.held_out < 1:
             raise OptionError(
                 f"Fit expects held_out to be a share between 0 and 1, got {self.held_out!r}."

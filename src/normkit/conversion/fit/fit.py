@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from normkit.conversion.edits import ReplaceModule
 from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun, image_runs
+from normkit.conversion.fit.distill import Distilled, distill
 from normkit.conversion.fit.lockstep import Candidate, FitSite, Lockstep, output_map_of
 from normkit.conversion.fit.report import (
     FitReport,
@@ -45,6 +46,10 @@ class FitResult:
 
     sites: tuple[FitSite, ...]
     report: FitReport
+    distilled: dict[str, Tensor]
+    """Values by their paths in the model, beside or in place of those fitted."""
+    example: Any
+    """An input to measure with, two of the images; None if they have another form."""
 
 
 def fit_edits(
@@ -73,7 +78,20 @@ def fit_edits(
         outputs = Lockstep(model, places, runs, fit).run()
         if any(place.calls > 1 for place in places):  # once more, with what suits all its calls
             outputs = Lockstep(model, places, runs, fit, settled=True).run()
-    return FitResult(tuple(places), _report(model, places, runs, outputs))
+    report = _report(model, places, runs, outputs)
+    first = runs[0].batch.inputs
+    example = first[:2] if isinstance(first, Tensor) and len(first) > 1 else None
+    if not fit.distill:
+        return FitResult(tuple(places), report, {}, example)
+    result = distill(model, places, runs, outputs[: len(runs)], fit)
+    report = replace(
+        report,
+        output_error=result.output_error,
+        agreement=result.agreement,
+        distilled=result.best_step,
+        notes=(*report.notes, _progress_note(report, result)),
+    )
+    return FitResult(tuple(places), report, result.values, example)
 
 
 def _refuse_unfittable(places: Sequence[FitSite]) -> None:
@@ -156,6 +174,14 @@ def _applied(act: nn.Module) -> Activation:
 # -------------------------------------------------------------------- in words
 
 
+def _progress_note(before: FitReport, after: Distilled) -> str:
+    was = "" if before.output_error is None else f" from {before.output_error:.1%}"
+    return (
+        f"Distilling took the error of the outputs{was} to {after.output_error:.1%}; of "
+        f"{after.steps} steps the first {after.best_step} are kept."
+    )
+
+
 def _report(
     model: nn.Module, places: Sequence[FitSite], runs: Sequence[ImageRun], outputs: list[Any]
 ) -> FitReport:
@@ -180,7 +206,7 @@ def _report(
     notes: list[str] = []
     drifts = sorted(place.drift for place in places if place.drift is not None)
     unlike = drifts[len(drifts) // 2] if drifts else None
-    notes += unlike_note(unlike)
+    notes += filter(None, [unlike_note(unlike)])
     if model.training:
         notes.append("The model is in train mode: it was fitted to what it gives in eval mode.")
     idle = [place.site.path for place in places if place.chosen is None]

@@ -194,13 +194,14 @@ class Lockstep:
                 u, t = (torch.cat([a, b]) for a, b in zip(before, (u, t), strict=True))
                 self.tables[id(place), number] = u, t
             sharing = getattr(candidate.norm, "channels_sharing_a_scale", 1)
+            solving = partial(
+                solve, u, t, sharing=sharing, rounds=self.fit.rounds, shrink=self.fit.shrink
+            )
             try:
-                scale, shift = solve(
-                    u, t, place.activation, sharing=sharing, rounds=self.fit.rounds
-                )
+                scale, shift = solving(place.activation)
             except (RuntimeError, TypeError, ValueError):  # an activation that takes maps only
                 place.activation = None
-                scale, shift = solve(u, t, sharing=sharing)
+                scale, shift = solving()
             if not bool(torch.isfinite(scale).all() and torch.isfinite(shift).all()):
                 raise OptionError(
                     f"The maps at {place.site.path} are not finite, so nothing can be fitted to "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,9 +11,8 @@ from torch import nn
 from normkit.conversion.carry import Wish, replace_norms
 from normkit.conversion.edits import ReplaceModule, SetTensor, SetTensors
 from normkit.conversion.fit.data import Fit
-from normkit.conversion.fit.fit import fit_edits
+from normkit.conversion.fit.fit import FitResult, fit_edits
 from normkit.conversion.fit.lockstep import FitSite
-from normkit.conversion.fit.report import UNLIKE, FitReport
 from normkit.conversion.plan import Step
 from normkit.conversion.sources import norm_of
 from normkit.conversion.targets import Target
@@ -25,7 +23,7 @@ from normkit.inspection import Site
 GROUPS = (1, 2, 4, 8, 16, 32)
 FITTED = ("train or calibrate it before eval mode",)  # what a fit makes unnecessary
 
-Fitted = tuple[list[ReplaceModule], list[Step], list[SetTensors], FitReport | None]
+Fitted = tuple[list[ReplaceModule], list[Step], list[SetTensors], FitResult | None]
 
 
 def fitted_norms(
@@ -57,22 +55,21 @@ def fitted_norms(
     empty = {s.path for several in steps.values() for s in several if STATISTICS in s.initialised}
     result = fit_edits(model, {site.path: site for site in sites}, edits, empty, fit)
     fitted = {place.site.path: place for place in result.sites}
-    parts = [
-        SetTensor(f"{path}.{name}", value)
+    values = {
+        f"{path}.{name}": value
         for path, place in fitted.items()
         if place.chosen is not None
         for name, value in place.chosen.values().items()
-    ]
+    } | result.distilled
+    parts = [SetTensor(path, value) for path, value in values.items()]
     chosen = [(place.chosen or place.candidates[0]).edit for place in fitted.values()]
     report = result.report
-    if report.unlike is not None and report.unlike > UNLIKE:
-        warnings.warn(report.notes[0], stacklevel=4)
     count = sum(1 for place in fitted.values() if place.chosen is not None)
     description = (
         f"scale and shift of {count} norm(s) are fitted on {report.images - report.held_out} images"
     )
     told = [_told(several, fitted.get(path)) for path, several in steps.items()]
-    return chosen, told, [SetTensors(parts, description)], report
+    return chosen, told, [SetTensors(parts, description)], result
 
 
 def _choices(options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -44,6 +44,8 @@ class FitReport:
     unlike: float | None = None
     """Mean square of what the old running statistics add to the standardized input, by mistake, on
     these images (the doctor's output error), in the median norm; None without such norms."""
+    distilled: int | None = None
+    """After how many steps of distilling it was best; None if there were none."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -59,7 +61,8 @@ class FitReport:
 
     @property
     def verdict(self) -> str:
-        parts = [f"Fitted on {self.images - self.held_out} images"]
+        steps = "" if self.distilled is None else f" and distilled in {self.distilled} steps"
+        parts = [f"Fitted on {self.images - self.held_out} images{steps}"]
         if self.agreement is not None:
             parts.append(f"on {self.held_out} others the top output agrees in {self.agreement:.1%}")
         if self.output_error is not None:
@@ -86,16 +89,16 @@ class FitReport:
         return {**asdict(self), "verdict": self.verdict}
 
 
-def unlike_note(unlike: float | None) -> list[str]:
-    """A warning, if the images seem unlike those the network was trained on."""
+def unlike_note(unlike: float | None) -> str:
+    """A warning, if the images seem unlike those the network was trained on; else empty."""
     if unlike is None or unlike <= UNLIKE:
-        return []
-    return [
+        return ""
+    return (
         "The images seem unlike those the network was trained on: the old running statistics "
         f"are off by {unlike:.2f} of the signal's power in the median norm (expected below "
         f"{UNLIKE}). Check their scale, mean, channel order and kind; the fit holds for such "
         "images only."
-    ]
+    )
 
 
 def output_error(old: Sequence[Tensor], new: Sequence[Tensor]) -> float | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 Activation = Callable[[Tensor], Tensor]
+RELATED = 0.05  # a correlation below which a channel says nothing about what is wanted
 CONSTANT = 1e-10  # a variance, relative to the mean square, below which a channel says nothing
 
 
@@ -18,11 +19,16 @@ def solve(
     *,
     sharing: int = 1,
     rounds: int = 3,
+    shrink: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """(scale, shift), each (C,), with which scale · given + shift is nearest to wanted.
 
     ``given`` and ``wanted`` are tables (values, C), wide; ``sharing`` neighbouring channels get
     one scale and shift. A channel that is constant gets a shift alone, and the scale 1.
+
+    Least squares make a channel smaller by its correlation r with what is wanted, which adds up
+    from layer to layer. So the scale is r^shrink · (deviation of wanted) / (deviation of given):
+    1 are least squares, 0 lets each channel keep the variance it had.
 
     With an activation, what comes after it is to be near: Σ (f(y) − f(t))² is Σ w · (y − t)² with
     the slope of f between y and t, squared, as the weight. So values that are clipped on both
@@ -30,7 +36,7 @@ def solve(
     channel by channel: never worse than without.
     """
     weights = torch.ones_like(wanted)
-    scale, shift = _least_squares(given, wanted, weights, sharing)
+    scale, shift = _line(given, wanted, weights, sharing, shrink)
     if activation is None or rounds < 1:
         return scale, shift
     target = activation(wanted)
@@ -51,15 +57,16 @@ def solve(
             break
         gap = y - wanted
         slope = torch.where(gap == 0, 1, (output - target) / gap)
-        scale, shift = _least_squares(given, wanted, slope.square(), sharing, best)
+        scale, shift = _line(given, wanted, slope.square(), sharing, shrink, best)
     return best
 
 
-def _least_squares(
+def _line(
     u: Tensor,
     t: Tensor,
     w: Tensor,
     sharing: int,
+    shrink: float,
     otherwise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """About the means, since Σu² − (Σu)²/n cancels; ``otherwise`` where no weight is left."""
@@ -73,6 +80,11 @@ def _least_squares(
     size = _shared((w * u * u).sum(0), sharing)
     varies = uu > CONSTANT * size
     scale = torch.where(varies, ut / torch.where(varies, uu, 1), 1)
+    if shrink != 1:
+        tt = _shared((w * dt * dt).sum(0), sharing)
+        r = ut.abs() / (uu * tt).sqrt().clamp(min=torch.finfo(uu.dtype).tiny)
+        related = varies & (r > RELATED)
+        scale = torch.where(related, scale * torch.where(related, r, 1) ** (shrink - 1), scale)
     shift = mean_t - scale * mean_u
     if otherwise is not None:
         enough = (n > 1) & varies

@@ -12,6 +12,7 @@ from normkit.conversion.recipes.micro_batch import RECIPE as _MICRO_BATCH
 from normkit.conversion.recipes.micro_batch import micro_batch as micro_batch
 from normkit.conversion.recipes.scaled_bn import RECIPE as _SCALED_BN
 from normkit.conversion.recipes.scaled_bn import scaled_bn as scaled_bn
+from normkit.conversion.recipes.small_batch import small_batch as small_batch
 from normkit.conversion.recipes.ubn import RECIPE as _UBN
 from normkit.conversion.recipes.ubn import ubn as ubn
 from normkit.conversion.recipes.xbn import RECIPE as _XBN

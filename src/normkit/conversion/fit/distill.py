@@ -1,0 +1,231 @@
+"""On from a fit: train on the same images, without labels, to match what the old network gives.
+
+The model is not changed: the student is the model with new norms that compute with tensors of
+their own. The best state on the images that are held out is kept, that of the fit among them, so
+the result is never worse than the fit there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
+
+from normkit.conversion.edits import tensors
+from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun
+from normkit.conversion.fit.lockstep import FitSite
+from normkit.conversion.fit.report import agreement, output_error, output_leaves
+from normkit.conversion.forward_probe import full_precision, leaves
+from normkit.errors import OptionError
+from normkit.inspection import call_model, undisturbed
+from normkit.inspection.batches import ModelCall
+
+NORMS_LR, OTHERS_LR = 1e-2, 3e-4
+CHECKS = 12  # of the held-out part, in all
+PATIENCE = 4  # checks without progress, after which it stops
+WARM = 0.1  # of the steps, with a rising learning rate
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What came of it: values by path, and how it went on the images that were held out."""
+
+    values: dict[str, Tensor]
+    steps: int
+    best_step: int
+    """After how many steps it was best: 0 means that the fit was."""
+    output_error: float
+    agreement: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Lesson:
+    """Inputs and what the old network gives for them."""
+
+    inputs: Any
+    targets: list[Tensor]
+
+
+class _Student:
+    """The model with its new norms, as a function of tensors that can be trained."""
+
+    def __init__(self, model: nn.Module, places: Sequence[FitSite], everything: bool) -> None:
+        self.model = model
+        self.norms: list[tuple[FitSite, dict[str, Tensor]]] = []
+        self.trained: dict[str, Tensor] = {}
+        self.scales: set[str] = set()
+        for place in places:
+            candidate = place.chosen or place.candidates[0]
+            own = {n: t.detach() for n, t in tensors(candidate.edit.new).items()}
+            parameters = {n for n, _ in candidate.edit.new.named_parameters()}
+            fitted = candidate.values()
+            for name in sorted(parameters if everything else set(fitted) & parameters):
+                value = fitted.get(name, own[name]).detach().to(own[name].dtype, copy=True)
+                own[name] = value.requires_grad_(True)
+                self.trained[f"{place.site.path}.{name}"] = value
+                self.scales.add(f"{place.site.path}.{name}")
+            own |= {n: v.to(own[n].dtype) for n, v in fitted.items() if n not in parameters}
+            self.norms.append((place, own))
+        self.others: dict[str, Tensor] = {}
+        if everything:
+            inside = {id(p) for place in places for p in place.site.module.parameters()}
+            for name, p in model.named_parameters():
+                if id(p) not in inside and p.is_floating_point():
+                    self.others[name] = p.detach().clone().requires_grad_(True)
+            self.trained |= self.others
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the norms of the model are the student's."""
+        with ExitStack() as stack:
+            for place, own in self.norms:
+                module, new = place.site.module, (place.chosen or place.candidates[0]).edit.new
+
+                def forward(*args: Any, new: Any = new, own: Any = own, **kwargs: Any) -> Any:
+                    return functional_call(new, own, args, kwargs)
+
+                module.forward = forward
+                stack.callback(vars(module).pop, "forward")
+            yield
+
+    def __call__(self, inputs: Any) -> list[Tensor]:
+        if not self.others:
+            return leaves(call_model(self.model, inputs))
+        wrapped = _Called(self.model)
+        named = {f"model.{name}": value for name, value in self.others.items()}
+        return leaves(functional_call(wrapped, named, (inputs,)))
+
+
+class _Called(nn.Module):
+    """A model that takes its inputs in whatever form batches have."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        return call_model(self.model, inputs)
+
+
+def distill(
+    model: nn.Module,
+    places: Sequence[FitSite],
+    runs: Sequence[ImageRun],
+    outputs: Sequence[Any],
+    fit: Fit,
+) -> Distilled:
+    """Train scales and shifts, or all parameters; ``outputs`` are the old network's for each run.
+
+    Adam with a rising, then falling rate; each step takes the fitted images of one run. Small:
+    a few hundred steps at most are meant.
+    """
+    lessons = [_lesson(run, out, held_out=False) for run, out in zip(runs, outputs, strict=True)]
+    tests = [_lesson(run, out, held_out=True) for run, out in zip(runs, outputs, strict=True)]
+    lessons, tests = ([one for one in part if one.targets[0].numel()] for part in (lessons, tests))
+    spread = _spread(lessons)
+    student = _Student(model, places, fit.parameters == "all")
+    groups = [
+        {"params": [t for n, t in student.trained.items() if (n in student.scales) == scales],
+         "lr": NORMS_LR if scales else OTHERS_LR}
+        for scales in (True, False)
+    ]  # fmt: skip
+    optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_rate, steps=fit.distill))
+    every = max(1, fit.distill // CHECKS)
+    with undisturbed(model), student.in_place(), full_precision(model):
+        best, error, waited, best_step, step = _copies(student.trained), math.inf, 0, 0, 0
+        for step in range(fit.distill + 1):
+            if step % every == 0 or step == fit.distill:
+                now = _error(student, tests)
+                if fit.progress is not None:
+                    fit.progress(step, now)
+                if now < error:
+                    best, error, best_step, waited = _copies(student.trained), now, step, 0
+                else:
+                    waited += 1
+                if waited >= PATIENCE:
+                    break
+            if step == fit.distill:
+                break
+            lesson = lessons[step % len(lessons)]
+            with torch.enable_grad():
+                loss = _loss(student(lesson.inputs), lesson.targets, spread)
+                grads = torch.autograd.grad(loss, list(student.trained.values()), allow_unused=True)
+            for tensor, grad in zip(student.trained.values(), grads, strict=True):
+                tensor.grad = grad
+            if bool(torch.isfinite(loss)):
+                optimizer.step()
+            schedule.step()
+        for name, tensor in student.trained.items():
+            tensor.data.copy_(best[name])
+        after = [student(test.inputs) for test in tests]
+    old = [t for test in tests for t in test.targets]
+    firsts = [test.targets[0] for test in tests], [out[0] for out in after]
+    return Distilled(
+        best,
+        step,
+        best_step,
+        output_error(old, [t for out in after for t in out]) or 0.0,
+        agreement(*([torch.cat(side)] for side in firsts)),
+    )
+
+
+def _rate(step: int, steps: int) -> float:
+    warm = max(1, int(WARM * steps))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def _copies(trained: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in trained.items()}
+
+
+def _lesson(run: ImageRun, output: Any, held_out: bool) -> _Lesson:
+    """The fitted, or the held-out samples of a run."""
+    targets, count = output_leaves(output), len(run.held_out)
+    inputs = run.batch.inputs
+    if (
+        not targets
+        or isinstance(inputs, ModelCall)
+        or any(t.shape[:1] != (count,) for t in targets)
+    ):
+        raise OptionError(
+            "The outputs have no row for each image, as those of a detector, so they cannot be "
+            f"matched. Distil a part of the model, such as its backbone, or fit alone. {UNTOUCHED}"
+        )
+    rows = partial(run.part, held_out=held_out)
+    return _Lesson(tree_map_only(Tensor, rows, inputs), [rows(t) for t in targets])
+
+
+def _spread(lessons: Sequence[_Lesson]) -> list[Tensor]:
+    """Of each output, the mean square about the mean of all samples."""
+    sizes = []
+    for number in range(len(lessons[0].targets)):
+        whole = torch.cat([lesson.targets[number].float().flatten(1) for lesson in lessons])
+        sizes.append((whole - whole.mean(0)).square().mean().clamp(min=1e-12))
+    return sizes
+
+
+def _loss(outputs: Sequence[Tensor], targets: Sequence[Tensor], spread: Sequence[Tensor]) -> Tensor:
+    """Of each output the mean square error, relative to how much it varies."""
+    errors = [
+        (out.float() - target.float()).square().mean() / size
+        for out, target, size in zip(outputs, targets, spread, strict=True)
+    ]
+    return torch.stack(errors).mean()
+
+
+def _error(student: _Student, tests: Sequence[_Lesson]) -> float:
+    old = [t for test in tests for t in test.targets]
+    new = [t for test in tests for t in student(test.inputs)]
+    found = output_error(old, new)
+    return math.inf if found is None or math.isnan(found) else found
