@@ -71,7 +71,7 @@ def moments_kernel(
 
     Every lane of the tile keeps its own mean and squares (Welford), and lanes are merged about
     their common mean once, at the end: nothing cancels, and no reduction stands in the loop. All
-    values are taken less the mean of four, so that one far from zero costs no digits.
+    values are taken less one, or the mean of four, so that a mean far from zero costs no digits.
     Out: parts (2, splits, B, K).
     """
     M = turns * V
@@ -80,11 +80,14 @@ def moments_kernel(
     lane = tl.arange(0, POSITIONS)
     first = split * span
     last = tl.minimum(first + span, M)
-    near = tl.zeros((CELLS,), tl.float32)
-    for quarter in tl.static_range(4):
-        some = first + (last - first) // 4 * quarter
-        probe = tl.load(x + _one(block, cell, some, M, K, ROWS), mask=cell < K, other=0.0)
-        near += probe.to(tl.float32) * 0.25
+    near = tl.load(x + _one(block, cell, first, M, K, ROWS), mask=cell < K, other=0.0)
+    near = near.to(tl.float32)
+    if x.dtype.element_ty == tl.float32:  # narrower values have fewer digits than a sum keeps
+        for quarter in tl.static_range(1, 4):
+            some = first + (last - first) // 4 * quarter
+            probe = tl.load(x + _one(block, cell, some, M, K, ROWS), mask=cell < K, other=0.0)
+            near += probe
+        near *= 0.25
     mean = tl.zeros((POSITIONS, CELLS), tl.float32)
     square = tl.zeros((POSITIONS, CELLS), tl.float32)
     seen = 0.0
