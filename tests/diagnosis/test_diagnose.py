@@ -106,7 +106,7 @@ def test_the_model_is_left_as_it_was_by_a_failure() -> None:
         diagnose(model, breaks())
     with pytest.raises(ShapeError):
         diagnose(model, [images(), torch.randn(4, 5, 8, 8)])
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(OptionError, match="loss= fails on batch 1 with ZeroDivisionError"):
         diagnose(model, [(images(), images())], loss=lambda output, target: 1 / 0)
     assert portrait(model) == before
 
@@ -294,10 +294,57 @@ def test_what_is_missing_is_said() -> None:
         "batches (x, y), or loss=",
         "steps=",
     ]
-    full = diagnose(small(), pairs(), train_loader=pairs(), steps=3)
+    full = diagnose(small(), pairs(), train_loader=pairs(4), steps=3)
     assert full.undecided == ()
     group = nn.Sequential(nk.GN(3, groups=1))
     assert diagnose(group, [torch.randn(16, 3, 9, 9)]).undecided == ()
+
+
+def test_a_loss_that_fails_is_said_and_not_asked_for() -> None:
+    """A loss= that raised ended in its own traceback, and a cross-entropy that cannot be computed
+    was dropped in silence: the diagnosis then asked for "batches (x, y)", which it had been given.
+    """
+
+    def wrong(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy(output, target)
+
+    with pytest.raises(OptionError, match=r"loss= fails on batch 1 with .*target, a Tensor"):
+        diagnose(small(), pairs(), loss=wrong)
+    model = small()
+    x, _ = pairs()[0]
+    floats = [(x, torch.randn(len(x), 7))]
+    question = diagnose(model, floats, train_loader=pairs(), steps=3).undecided[-1]
+    assert "Cross-entropy cannot be computed" in question.question
+    assert "(16, 7)" in question.question
+    assert question.give == "batches (x, y), or loss="
+
+
+@pytest.mark.parametrize(("given", "limit"), [(3, 16), (6, 3)])
+def test_too_few_training_batches_are_said(given: int, limit: int) -> None:
+    """With fewer than four training batches tiny and sorted ones were not judged, without a
+    word."""
+    few = diagnose(small(), pairs(), train_loader=pairs(given), steps=3, max_batches=limit)
+    (question,) = few.undecided
+    assert question.kinds == ("tiny-batch", "unshuffled-batches")
+    assert "4 are needed" in question.question
+    assert "too small or sorted" in str(few)
+
+
+def test_the_page_says_when_what_and_with_which_versions() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*pairs()[0]), 8)
+    diagnosis = diagnose(small(), loader)
+    page = diagnosis.to_html()
+    assert diagnosis.facts["date"][:10] in page
+    for text in (
+        "DataLoader of TensorDataset, 16 samples",
+        f"normkit {nk.__version__}",
+        f"torch {torch.__version__}",
+        "float32",
+        "Sequential",
+        "parameters",
+    ):
+        assert text in page, text
+    assert diagnosis.to_dict()["facts"]["data"] == "DataLoader of TensorDataset, 16 samples"
 
 
 def test_severities_are_a_gate() -> None:

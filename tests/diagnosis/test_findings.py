@@ -588,3 +588,70 @@ def test_batches_in_order_are_mixed_by_the_remedy(form: str) -> None:
     again = diagnose(model, loader, loss=lambda *_: 0.0, train_loader=scope["train_loader"])
     assert "unshuffled-batches" not in {f.kind for f in again.findings}
     assert sum(len(part) for part, _ in scope["train_loader"]) == 512
+
+
+def deep(batches: int = 60) -> tuple[nn.Sequential, list[Tensor]]:
+    """Three norms that know their data."""
+    torch.manual_seed(2)
+    parts = [nn.Sequential(nn.Conv2d(c, 8, 1), nn.BatchNorm2d(8), nn.ReLU()) for c in (3, 8, 8)]
+    model = nn.Sequential(*parts)
+    data = [3 * torch.randn(32, 3, 6, 6) + 1 for _ in range(6)]
+    with torch.no_grad():
+        for k in range(batches):
+            model(data[k % len(data)])
+        for part in parts:
+            part[1].weight.mul_(torch.linspace(0.9, 1.3, 8))  # type: ignore[operator, union-attr]
+            for k in range(batches):
+                model(data[k % len(data)])
+    return model.eval(), data
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "cause"),
+    [("eps", 50.0, "eps-dominates"), ("weight", 0.0, "dead-channels"),
+     ("weight", 300.0, "exploding-scale")],
+)  # fmt: skip
+def test_consequences_are_folded_under_their_cause(
+    name: str, value: float, cause: str, train: bool
+) -> None:
+    """A wrong eps and scales of zero were listed below the statistics of the next norm, which do
+    not fit because of them: users calibrated, and the model stayed broken."""
+    model, data = deep()
+    more = {"train_loader": data} if train else {}
+    assert not any(f.alarm for f in diagnose(model, data, attribution=None, **more))
+    norm: Any = model[1][1]
+    if name == "eps":
+        norm.eps = value
+    else:
+        norm.weight.data.fill_(value)
+    first, *rest = [f for f in diagnose(model, data, attribution=None, **more) if f.alarm]
+    assert (first.kind, first.path) == (cause, "1.1")
+    assert [x.kind for x in first.consequences] == [
+        "stale-statistics" if train else "estimation-shift"
+    ]
+    assert not rest
+    assert first.severity == min(
+        [first.severity, *(x.severity for x in first.consequences)], key=rank_of
+    )
+
+
+def test_a_consequence_is_printed_and_saved_under_its_cause() -> None:
+    model, data = deep()
+    norm: Any = model[0][1]
+    norm.weight.data.zero_()
+    diagnosis = diagnose(model, data, attribution=None)
+    assert "Brings with it: Running statistics do not fit the data" in str(diagnosis)
+    assert "Brings with it:" in diagnosis.to_html()
+    saved = diagnosis.to_dict()["findings"][0]["consequences"]
+    assert [x["kind"] for x in saved] == ["estimation-shift"]
+
+
+def test_statistics_before_a_cause_are_not_its_consequence() -> None:
+    model, data = deep()
+    first, last = model[0][1], model[2][1]
+    first.running_mean += 50  # type: ignore[operator, union-attr]
+    last.weight.data.zero_()  # type: ignore[union-attr, operator]
+    found = [f for f in diagnose(model, data, attribution=None) if f.alarm]
+    assert {f.kind for f in found} == {"estimation-shift", "dead-channels"}
+    assert not any(f.consequences for f in found)

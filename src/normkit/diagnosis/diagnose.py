@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+import platform
+import sys
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 import torch
 from torch import nn
 
+from normkit.core.messages import counted
 from normkit.diagnosis.attribution import METHODS, GapAttribution, attribute_gap
 from normkit.diagnosis.diagnosis import Diagnosis, LayerNumbers
 from normkit.diagnosis.findings import examine, gather
+from normkit.diagnosis.findings.data import BATCHES as COMPARABLE
 from normkit.diagnosis.findings.evidence import Evidence, State
 from normkit.diagnosis.findings.finding import Undecided
 from normkit.diagnosis.findings.norm import NormEvidence
 from normkit.diagnosis.observe.passes import Loss
 from normkit.errors import NothingToDo, OptionError, nearest
-from normkit.inspection.batches import Forward
+from normkit.inspection.batches import Forward, tensors_in
 
 BATCHES = 16
 
@@ -116,15 +121,10 @@ def _undecided(evidence: Evidence) -> tuple[Undecided, ...]:
                 ("tiny-batch", "unshuffled-batches", "last-batch-of-one", "input-shift"),
             )
         )
+    elif pooling:
+        questions += _uncompared(evidence)
     if evidence.gap is None:
-        questions.append(
-            Undecided(
-                "How much worse the model is on running statistics, and whether it was trained in "
-                "eval mode.",
-                "batches (x, y), or loss=",
-                ("train-eval-gap", "eval-trained"),
-            )
-        )
+        questions.append(_without_gap(evidence))
     if evidence.steps is None and pooling:
         questions.append(
             Undecided(
@@ -134,6 +134,41 @@ def _undecided(evidence: Evidence) -> tuple[Undecided, ...]:
             )
         )
     return tuple(questions)
+
+
+def _uncompared(evidence: Evidence) -> list[Undecided]:
+    """What a training loader of too few batches leaves open."""
+    data = evidence.train_data
+    assert data is not None
+    judged = evidence.trained is not None and any(
+        len(x.trained.of_batches) >= COMPARABLE for x in evidence.layers if x.trained is not None
+    )
+    open_ = [] if judged else [("too small", "tiny-batch")]
+    open_ += [("sorted", "unshuffled-batches")] if data.compared < COMPARABLE else []
+    if not open_:
+        return []
+    came = min(data.compared, len(data.sizes))
+    return [
+        Undecided(
+            f"Whether training batches are {' or '.join(word for word, _ in open_)}: of the "
+            f"{counted(len(data.sizes), 'batch')} read from train_loader {came} can be compared "
+            f"(of equal size and two samples or more), and {COMPARABLE} are needed.",
+            f"a train_loader= of at least {COMPARABLE} batches, and max_batches= no less",
+            tuple(kind for _, kind in open_),
+        )
+    ]
+
+
+def _without_gap(evidence: Evidence) -> Undecided:
+    """Why losses are not compared, and what would help."""
+    question = "How much worse the model is on running statistics, and whether it was trained in "
+    if evidence.no_loss:
+        question += f"eval mode: {evidence.no_loss.rstrip('.')}."
+        give = "batches (x, y), or loss="
+    else:
+        question += "eval mode: batch statistics cannot be had from every batch."
+        give = "a loader= of batches with more samples"
+    return Undecided(question, give, ("train-eval-gap", "eval-trained"))
 
 
 def _numbers(layer: NormEvidence, evidence: Evidence) -> LayerNumbers:
@@ -166,13 +201,26 @@ def _cosines(evidence: Evidence) -> dict[str, list[list[float]]]:
 
 
 def _facts(evidence: Evidence) -> dict[str, Any]:
-    gap = evidence.gap
+    gap, model = evidence.gap, evidence.model
+    first = next(tensors_in(evidence.batches[0].inputs), None)
+    devices = sorted({str(t.device) for t in (*model.parameters(), *model.buffers())})
     return {
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "device": ", ".join(devices),
+        "input": None
+        if first is None
+        else f"{tuple(first.shape)} {str(first.dtype).removeprefix('torch.')}",
+        "data": evidence.data.source,
+        "training_data": None if evidence.train_data is None else evidence.train_data.source,
         "samples": sum(evidence.data.sizes),
         "batches": len(evidence.data.sizes),
         "training_samples": None if evidence.train_data is None else sum(evidence.train_data.sizes),
         "loss_eval": None if gap is None else gap.eval,
         "loss_batch": None if gap is None else gap.batch,
         "kinds": evidence.survey.kinds,
+        "normkit": sys.modules["normkit"].__version__,  # nothing here may import the package itself
         "torch": torch.__version__,
+        "python": platform.python_version(),
     }

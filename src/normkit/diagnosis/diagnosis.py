@@ -41,10 +41,11 @@ class LayerNumbers:
 class Diagnosis:
     """What is wrong with the norms of a model, the worst first. ``print`` it for a report.
 
-    ``findings`` are ranked; ``worst`` is the severity of the first, None if there is none, and
-    ``healthy`` means that there is no alarm, that is nothing but notes. ``layers`` are in the order
-    in which they run, ``cosines`` between the samples of a batch by path, ``gap`` how much of the
-    difference between batch and running statistics enters where.
+    ``findings`` are ranked, each with its ``consequences`` folded under it; ``worst`` is the
+    severity of the first, None if there is none, and ``healthy`` means that there is no alarm, that
+    is nothing but notes. ``layers`` are in the order in which they run, ``cosines`` between the
+    samples of a batch by path, ``gap`` how much of the difference between batch and running
+    statistics enters where.
     """
 
     model: str
@@ -159,18 +160,24 @@ def _write(method: str, path: str | Path, text: str) -> None:
 
 
 def _in_words(number: int, finding: Finding) -> list[str]:
-    from normkit.diagnosis.findings.examine import KINDS
-
-    title = KINDS[finding.kind].title if finding.kind in KINDS else finding.kind
-    place = f" at {named(finding.path)}" if finding.path else ""
-    lines = [f"{number}. {finding.severity}: {title}{place} [{finding.kind}]"]
+    lines = [f"{number}. {finding.severity}: {_title(finding)}"]
     lines += _wrapped(finding.said, "   ")
     lines += _wrapped(f"Why it matters: {finding.why}", "   ")
     if finding.paper:
         lines += _wrapped(f"See: {finding.paper}", "   ")
     if finding.missing:
         lines += _wrapped(f"To be sure: {finding.missing}", "   ")
+    for each in finding.consequences:
+        lines += _wrapped(f"Brings with it: {_title(each)}. {each.said}", "   ")
     return [*lines, f"   Try: {finding.remedy}", ""]
+
+
+def _title(finding: Finding) -> str:
+    from normkit.diagnosis.findings.examine import KINDS
+
+    title = KINDS[finding.kind].title if finding.kind in KINDS else finding.kind
+    place = f" at {named(finding.path)}" if finding.path else ""
+    return f"{title}{place} [{finding.kind}]"
 
 
 def _wrapped(text: str, start: str) -> list[str]:

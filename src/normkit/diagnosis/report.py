@@ -104,6 +104,7 @@ def page(diagnosis: Diagnosis) -> str:
         diagnosis=diagnosis,
         badges=_badges(diagnosis),
         summary=_summary(diagnosis),
+        basis=_basis(diagnosis),
         kinds=KINDS,
         depth=_depth(diagnosis),
         bounds=bounds,
@@ -139,6 +140,23 @@ def _summary(diagnosis: Diagnosis) -> str:
             "batch statistics"
         )
     return "; ".join(parts)
+
+
+def _basis(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """What was diagnosed, when and with what; as much of it as is known."""
+    facts = diagnosis.facts
+    versions = [f"{name} {facts[name]}" for name in ("normkit", "torch", "python") if name in facts]
+    parameters = f", {facts['parameters']:,} parameters" if facts.get("parameters") else ""
+    device = f", on {facts['device']}" if facts.get("device") else ""
+    rows = [
+        ("date", facts.get("date")),
+        ("model", f"{facts['model']}{parameters}{device}" if facts.get("model") else None),
+        ("data", facts.get("data")),
+        ("first input", facts.get("input")),
+        ("training data", facts.get("training_data")),
+        ("versions", ", ".join(versions)),
+    ]
+    return [(name, value) for name, value in rows if value]
 
 
 def _depth(diagnosis: Diagnosis) -> tuple[LineChart, LineChart] | None:

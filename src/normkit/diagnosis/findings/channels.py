@@ -10,6 +10,7 @@ from torch import Tensor
 from normkit.core.messages import counted
 from normkit.diagnosis.findings.bounds import (
     DEAD,
+    FITS,
     HUGE_SCALE,
     LARGE_SCALE,
     MOSTLY,
@@ -21,12 +22,16 @@ from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, conversion, named
 from normkit.diagnosis.findings.norm import NormEvidence
 
+MISFITS = ("stale-statistics", "estimation-shift", "train-eval-gap", "input-shift")
+"""What weights that were changed bring about further on: statistics that do not fit."""
+
 DEAD_CHANNELS = Kind(
     "dead-channels",
     "Channels are dead",
     "A channel that the activation never lets pass, or whose scale is 0, carries nothing and gets "
     "no gradient: the network works with fewer channels, an elimination singularity.",
     "Qiao et al. 2019 (ws-bcn), section 3.2",
+    brings=(*MISFITS, "eps-dominates"),
 )
 EXPLODING = Kind(
     "exploding-scale",
@@ -34,6 +39,7 @@ EXPLODING = Kind(
     "Gradients below are multiplied by γ / √(variance + eps) on their way down, and a few channels "
     "decide what follows; in half precision they overflow.",
     "Davis & Frank 2021 (revisiting-bn), eq. 20; brevitas#388",
+    brings=MISFITS,
 )
 SWALLOWED = Kind(
     "eps-dominates",
@@ -41,6 +47,7 @@ SWALLOWED = Kind(
     "The variance after a norm is var / (var + eps): where eps is larger than var less than half "
     "is left, and the layer does not normalize.",
     "Davis & Frank 2021 (revisiting-bn), eq. 24: eps is taken to be negligible",
+    brings=(*MISFITS, "dead-channels"),
 )
 SATURATED = Kind(
     "saturated-gates",
@@ -48,6 +55,7 @@ SATURATED = Kind(
     "A gate near 0 or 1 has a fifth of its largest slope or less: it no longer learns, and near 0 "
     "it switches its channel off.",
     "Gao et al. 2021 (rbn), Liang et al. 2019 (iebn), Wang et al. 2024 (ubn)",
+    brings=(*MISFITS, "eps-dominates", "dead-channels"),
 )
 ERASING = Kind(
     "tiny-groups",
@@ -55,6 +63,7 @@ ERASING = Kind(
     "A single value minus its mean is 0: a group of one element gives the bias, whatever comes in. "
     "Of two elements only the sign of their difference is left, of m none is above √(m − 1).",
     "Wu & He 2018 (gn); opacus#567",
+    brings=(*MISFITS, "eps-dominates", "dead-channels"),
 )
 SHARED = Kind(
     "shared-statistics",
@@ -63,6 +72,12 @@ SHARED = Kind(
     "is normalized by its own.",
     "Huang et al. 2022 (estimation-shift), section 4; CycleBatchNormList of detectron2",
 )
+
+
+LARGE_EPS = 2e-3
+"""Libraries have 1e-3 (TensorFlow) and less; more is a choice, or a mistake if it does not fit."""
+NOTICED = 20.0
+"""Variance over eps below which eps takes 2.5 % or more of the output's size."""
 
 
 def dead_channels(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
@@ -122,17 +137,23 @@ def exploding_scale(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Fi
 def eps_dominates(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     new = earlier.paths("untrained")  # weights as they are drawn are small in some recipes
     chosen = [x for x in evidence.layers if (x.pools or x.frozen) and x.path not in new]
-    share = {x: _swallowed(x) for x in chosen}
+    share = {x: _swallowed(x, x.site.eps or 0.0) for x in chosen}
     layers = [x for x, value in share.items() if value > MOSTLY]
+    if not layers and _misfit(evidence):
+        unusual = [x for x in chosen if (x.site.eps or 0.0) > LARGE_EPS]
+        share = {x: _swallowed(x, NOTICED * (x.site.eps or 0.0)) for x in unusual}
+        layers = [x for x, value in share.items() if value > MOSTLY]
     if layers:
         worst = max(layers, key=lambda layer: share[layer])
         var = _variance(worst)
         assert var is not None
         middle = float(var[var > 0].median())
+        eps = worst.site.eps or 0.0
+        below = "below" if middle < eps else f"below {NOTICED:g} times"
         yield SWALLOWED.finding(
             "warning",
             layers,
-            f"In {share[worst]:.0%} of the channels of {named(worst.path)} the variance is below "
+            f"In {share[worst]:.0%} of the channels of {named(worst.path)} the variance is {below} "
             f"its eps of {worst.site.eps:g}; half are below {middle:.2g}.",
             worst=worst,
             remedy=f"{worst.code}.eps = {middle / 100:.1g}; {evidence.calibrating}",
@@ -148,12 +169,19 @@ def _variance(layer: NormEvidence) -> Tensor | None:
     return None if total is None else total.var[0]
 
 
-def _swallowed(layer: NormEvidence) -> float:
-    """The share of channels that vary, but less than eps; constant ones have nothing to lose."""
+def _swallowed(layer: NormEvidence, bound: float) -> float:
+    """The share of channels that vary, but less than that; constant ones have nothing to lose."""
     var = _variance(layer)
-    if var is None or layer.site.eps is None or not bool((var > 0).any()):
+    if var is None or not bool((var > 0).any()):
         return 0.0
-    return float((var[var > 0] < layer.site.eps).double().mean())
+    return float((var[var > 0] < bound).double().mean())
+
+
+def _misfit(evidence: Evidence) -> bool:
+    """Whether running statistics lose something, by the loss or by what norms are given."""
+    gap = evidence.gap
+    lost = gap is not None and gap.sure and gap.difference > 0
+    return lost or any(not x.fits(2 * FITS) for x in evidence.running() if x.learns)
 
 
 def saturated_gates(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:

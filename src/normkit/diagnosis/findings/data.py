@@ -33,6 +33,7 @@ class LoaderFacts:
     last_size: int | None = None  # of the last batch, if it is known
     samples: int | None = None  # in all
     dataset: bool = False  # whether the loader has one, from which another can be made
+    source: str = ""  # in words: which loader, of which data
 
 
 def data_of(batches: list[LoaderBatch], loader: Any, complete: bool) -> LoaderFacts:
@@ -63,7 +64,14 @@ def data_of(batches: list[LoaderBatch], loader: Any, complete: bool) -> LoaderFa
         last,
         samples,
         hasattr(loader, "dataset"),
+        _source(loader, samples),
     )
+
+
+def _source(loader: Any, samples: int | None) -> str:
+    dataset = getattr(loader, "dataset", None)
+    of = "" if dataset is None else f" of {type(dataset).__name__}"
+    return f"{type(loader).__name__}{of}" + (f", {samples:,} samples" if samples else "")
 
 
 def _features(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from normkit.diagnosis.findings.bounds import SURE
 from normkit.diagnosis.findings.data import LoaderFacts, data_of, mixed
 from normkit.diagnosis.findings.norm import NormEvidence
 from normkit.diagnosis.observe.collect import Measurements, collect, norms_of
-from normkit.diagnosis.observe.passes import Loss, ModelPass, has_loss, run_pass
+from normkit.diagnosis.observe.passes import Loss, ModelPass, run_pass, why_no_loss
 from normkit.errors import NothingToDo, OptionError, ShapeError
 from normkit.inspection import Survey, survey
 from normkit.inspection.batches import BatchReader, Forward, LoaderBatch
@@ -63,6 +63,7 @@ class Evidence:
     optimizer: torch.optim.Optimizer | None = None
     measured: Measurements | None = None
     cross_entropy: bool = False  # whether losses are that of classes
+    no_loss: str = ""  # why there are no losses
 
     @property
     def loader(self) -> str:
@@ -127,7 +128,8 @@ def gather(
         ([], None) if train_loader is None else _read(model, train_loader, max_batches, forward)
     )
     batches = mixed(given)
-    losses = has_loss(loss, model, batches[0])
+    no_loss = why_no_loss(loss, model, batches[0])
+    losses = not no_loss
     sites = survey(model, batches[0].inputs)
     judged = [NormEvidence(site) for site in sites]
     free = [layer.norm for layer in judged if layer.learns and layer.pools]
@@ -161,6 +163,7 @@ def gather(
         optimizer,
         collect(model, [batch.as_given() for batch in batches]),
         cross_entropy=losses and loss is None,
+        no_loss=no_loss,
     )
 
 

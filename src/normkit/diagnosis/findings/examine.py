@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from normkit.diagnosis.findings import (
     buffers,
@@ -54,9 +54,42 @@ KINDS = {k.name: k for part in PARTS for k in vars(part).values() if isinstance(
 
 
 def examine(evidence: Evidence) -> tuple[Finding, ...]:
-    """All findings, the worst first; among equals the cause before the symptom."""
+    """All findings, the worst first, consequences folded under their causes."""
     earlier = EarlierFindings()
     for examiner in EXAMINERS:
         for finding in list(examiner(evidence, earlier)):
             earlier.add(finding, KINDS[finding.kind].spoils)
-    return tuple(sorted(earlier.findings, key=lambda finding: rank_of(finding.severity)))
+    folded = earlier.findings
+    if evidence.own is not None:  # else wrong statistics may be why a layer looks dead
+        folded = folded_under_causes(folded, [layer.path for layer in evidence.layers])
+    return tuple(sorted(folded, key=lambda finding: rank_of(finding.severity)))
+
+
+def folded_under_causes(findings: Sequence[Finding], order: Sequence[str]) -> list[Finding]:
+    """Each consequence under the cause that stands nearest to the input; the rest as they are.
+
+    A cause explains what its kind brings about, from its first layer on; nothing before it. Of two
+    findings that could explain each other the one nearer to the input is the cause.
+    """
+    places = {path: number for number, path in enumerate(order)}
+
+    def place(finding: Finding) -> int:
+        return min((places[path] for path in finding.paths if path in places), default=-1)
+
+    def explains(cause: Finding, other: Finding) -> bool:
+        if other.kind not in KINDS[cause.kind].brings:
+            return False
+        mutual = cause.kind in KINDS[other.kind].brings
+        return place(cause) < place(other) + (not mutual)
+
+    causes: dict[int, list[Finding]] = {}
+    explained: set[int] = set()
+    ranked = [(place(f), not KINDS[f.kind].brings, n) for n, f in enumerate(findings)]
+    for _, _, number in sorted(ranked):
+        if number in explained:
+            continue
+        others = [n for n in range(len(findings)) if n != number and n not in explained | {*causes}]
+        own = [n for n in others if explains(findings[number], findings[n])]
+        explained.update(own)
+        causes[number] = [findings[n] for n in own]
+    return [f.explaining(causes[n]) for n, f in enumerate(findings) if n in causes]

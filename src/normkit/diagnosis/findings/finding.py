@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from normkit import catalog
@@ -38,6 +38,7 @@ class Finding:
     paper: str
     remedy: str
     missing: str = ""  # what else would have to be given to decide between causes
+    consequences: tuple[Finding, ...] = ()  # findings that this one explains
 
     @property
     def alarm(self) -> bool:
@@ -45,7 +46,17 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """In values that JSON can hold."""
-        return {**vars(self), "paths": list(self.paths), "numbers": dict(self.numbers)}
+        return {
+            **vars(self),
+            "paths": list(self.paths),
+            "numbers": dict(self.numbers),
+            "consequences": [each.to_dict() for each in self.consequences],
+        }
+
+    def explaining(self, consequences: Sequence[Finding]) -> Finding:
+        """With findings folded under it; it is as severe as the worst of them."""
+        worst = min([self, *consequences], key=lambda finding: rank_of(finding.severity))
+        return replace(self, severity=worst.severity, consequences=tuple(consequences))
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,8 @@ class Kind:
     paper: str
     spoils: bool = False
     """Whether it explains that the statistics of a layer do not fit the data."""
+    brings: tuple[str, ...] = ()
+    """Kinds that it brings about in the layers behind it, or in its own."""
 
     def finding(
         self,

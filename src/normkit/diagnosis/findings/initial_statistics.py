@@ -35,6 +35,7 @@ FROZEN_EARLY = Kind(
     "again. If that happens in the first batches they are mostly start values.",
     "Wang et al. 2024 (ubn), eq. 3",
     spoils=True,
+    brings=("dead-channels", "eps-dominates"),
 )
 MOMENTUM_ZERO = Kind(
     "momentum-zero",

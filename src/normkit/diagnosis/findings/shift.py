@@ -56,6 +56,7 @@ SCALED = Kind(
     "One factor explains the difference: pixels from 0 to 255 instead of 0 to 1, a standardization "
     "that is missing, or done twice. The first norm divides by a deviation that is not the data's.",
     "Huang et al. 2022 (estimation-shift), section 4; Davis & Frank 2021 (revisiting-bn), 3.4",
+    brings=("eps-dominates", "dead-channels", "train-eval-gap"),
 )
 DROPOUT = Kind(
     "dropout-before-norm",

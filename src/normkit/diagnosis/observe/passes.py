@@ -132,19 +132,30 @@ def _check_labels(output: Tensor, target: Tensor, number: int) -> None:
         )
 
 
-def has_loss(loss: Loss | None, model: nn.Module, batch: LoaderBatch) -> bool:
-    """Whether a loss can be computed; one that was given must be."""
+def why_no_loss(loss: Loss | None, model: nn.Module, batch: LoaderBatch) -> str:
+    """Why no loss can be computed, "" if it can; a loss that was given and fails is an error."""
     with undisturbed(model):
         output = run_batch(model, batch, 1)
     if loss is None and isinstance(output, Tensor) and isinstance(batch.target, Tensor):
         _check_labels(output, batch.target, 1)  # is no lack of a loss, but a mistake
     try:
         _losses(loss, output, batch, 1)
-    except NormkitError:
+    except NormkitError as error:
         if loss is not None:
             raise
-        return False
-    return True
+        return "there is no target" if batch.target is NO_TARGET else str(error)
+    except Exception as error:
+        given = batch.inputs if batch.target is NO_TARGET else batch.target
+        raise OptionError(
+            f"loss= fails on batch 1 with {type(error).__name__}: {error}. It was called with the "
+            f"model's output, {_in_short(output)}, and the target, {_in_short(given)}."
+        ) from error
+    return ""
+
+
+def _in_short(value: Any) -> str:
+    shape = f" {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+    return f"a {type(value).__name__}{shape}"
 
 
 @contextmanager
