@@ -1,13 +1,22 @@
-"""Which epochs count."""
+"""Which epochs count, and what an evaluation tells."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from normkit.errors import OptionError
 from normkit.lab.experiment import Train
 from normkit.lab.results import DONE, Epoch, Result
-from normkit.lab.train.evaluate import check_selection, is_evaluated, selected
+from normkit.lab.train.evaluate import (
+    EpochNumbers,
+    History,
+    Score,
+    check_selection,
+    is_evaluated,
+    selected,
+)
 
 
 def epochs(*validation: float) -> list[Epoch]:
@@ -62,3 +71,21 @@ def test_what_cannot_be_selected_is_refused() -> None:
         check_selection(Train(select="best_validation"), validation=False)
     with pytest.raises(OptionError, match="median_last_5"):
         check_selection(Train(select="median_last5"), validation=True)
+
+
+def test_a_network_that_gives_one_answer_is_told() -> None:
+    """At chance level, a dead network looked like one that had learned little."""
+    images, labels = torch.randn(12, 4), torch.arange(12) % 3
+    for model, share in ((nn.Linear(4, 3), None), (nn.Linear(4, 3), 1.0)):
+        if share:
+            nn.init.zeros_(model.weight)
+        score = Score(torch.device("cpu"), classes=3)
+        score.add(model, images[:7], labels[:7], "float32")
+        score.add(model, images[7:], labels[7:], "float32")
+        with torch.no_grad():
+            answers = model(images).argmax(1).bincount(minlength=3)
+        assert score.answers.tolist() == answers.tolist()
+        history = History(1, torch.device("cpu"))
+        numbers = EpochNumbers.read(history, {"validation": score, "test": score})
+        assert numbers.evaluated["test_one_class"] == (share or answers.max().item() / 12)
+        assert numbers.evaluated["test_accuracy"] == numbers.evaluated["validation_accuracy"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from normkit.core.optional_dependencies import require
@@ -84,18 +84,21 @@ def sign_flip(differences: Sequence[float]) -> float:
     observed = abs(math.fsum(differences))
     # sums of the same numbers in another order may differ in the last digits, and must tie
     enough = observed - 1e-9 * math.fsum(map(abs, differences))
+    numpy = require("numpy", "lab", "the lab's statistics")
     if len(differences) <= EXACT:
-        sums = [0.0]
+        sums = numpy.zeros(1)
         for each in differences:
-            sums = [total + each for total in sums] + [total - each for total in sums]
-        return sum(abs(each) >= enough for each in sums) / len(sums)
-    signs = random.Random(0)
-    large = 0
-    for _ in range(SAMPLES):
-        bits = signs.getrandbits(len(differences))
-        total = sum(each if bits >> k & 1 else -each for k, each in enumerate(differences))
-        large += abs(total) >= enough
+            sums = numpy.concatenate([sums + each, sums - each])
+        return float((abs(sums) >= enough).mean())
+    large = int((abs(_patterns(len(differences)) @ numpy.array(differences)) >= enough).sum())
     return (large + 1) / (SAMPLES + 1)  # the observed signs are one of the patterns
+
+
+@lru_cache(maxsize=4)
+def _patterns(count: int) -> Any:
+    """Random signs, always the same ones."""
+    numpy = require("numpy", "lab", "the lab's statistics")
+    return 2.0 * numpy.random.default_rng(0).integers(0, 2, (SAMPLES, count)) - 1
 
 
 def effect(differences: Sequence[float]) -> float:
