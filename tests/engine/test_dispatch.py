@@ -108,7 +108,7 @@ def test_convolutions_that_no_kernel_does(ran):
 @pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
 @pytest.mark.parametrize("layer", [nk.WS(4), nk.WS(4, scale=False), nk.CWN(4)], ids=repr)
 def test_weights(layer, backend, ran):
-    weight = torch.randn(4, 3, 3, 3, device=DEVICE)
+    layer, weight = layer.to(DEVICE), torch.randn(4, 3, 3, 3, device=DEVICE)
     with nk.use_backend(backend):
         said = nk.why(layer, weight)
         layer(weight)

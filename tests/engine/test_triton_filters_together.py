@@ -110,7 +110,8 @@ def test_a_model_computes_its_weights_once_a_forward(monkeypatch: pytest.MonkeyP
             net(x).square().sum().backward()
     assert calls == [2]
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+        near = 1e-5 * max(1.0, float(theirs.grad.abs().max()))  # sums of terms of that size
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=near)
 
 
 def test_nothing_stays_ready(monkeypatch: pytest.MonkeyPatch) -> None:
