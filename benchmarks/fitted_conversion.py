@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-import warnings
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -69,16 +68,13 @@ def main() -> None:
             for steps in dict.fromkeys((0, options.distill)):
                 model = copy.deepcopy(backbone)
                 begin = time.perf_counter()
-                more = {"distill": steps} if steps else {}
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    nk.convert(
-                        model, name, example=False, fit=nk.Fit(pool[:count]), **given, **more
-                    )
+                fit = nk.Fit(pool[:count], shrink=options.shrink, distill=steps)
+                plan = nk.plan_conversion(model, name, example=False, fit=fit, **given)
+                plan.apply()
                 took = time.perf_counter() - begin
                 how = f"fitted on {count}" + (f", {steps} steps" if steps else "")
                 rows.append((target, how, accuracy(model), took, took / (forward * count)))
-                print(_row(*rows[-1]), flush=True)
+                print(_row(*rows[-1]), plan.fit, sep="\n    ", flush=True)
     print("\n| | | accuracy | seconds | forwards |\n|---|---|---|---|---|")
     for row in rows:
         print("| {} | {} | {:.1f} | {:.1f} | {:.1f} |".format(*row))
@@ -95,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--images", nargs="+", type=int, default=[64], help="how many to fit on (64)")
     add("--photos", type=int, default=1670, help="how many to read in all (1670)")
     add("--pixels", type=int, default=112)
+    add("--shrink", type=float, default=0.0, help="1 are least squares, 0 keeps variances (0)")
     add("--distill", type=int, default=0, metavar="STEPS", help="go on after the fit (0)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser

@@ -271,6 +271,8 @@ def test_no_more_images_than_wanted() -> None:
     x = digits()[0]
     report = nk.plan_conversion(trained(), "ln", fit=nk.Fit([x[:40]] * 9, max_images=50)).fit
     assert report.images == 50
+    report = nk.plan_conversion(trained(), "ln", fit=x[:3]).fit
+    assert (report.images, report.held_out) == (3, 1)
 
 
 # -------------------------------------------------------------------- the model and its optimizer

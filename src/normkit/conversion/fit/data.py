@@ -105,7 +105,7 @@ def image_runs(model: nn.Module, fit: Fit) -> list[ImageRun]:
     for number, batch in enumerate(batches, 1):
         _check(batch, number)
     _refuse_constant(batches)
-    every = max(2, round(1 / fit.held_out))
+    every = min(max(2, round(1 / fit.held_out)), count)  # at least one
     held_out = torch.arange(count) % every == every - 1
     return [
         ImageRun(batch, number, part)

@@ -98,7 +98,8 @@ def _refuse_unfittable(places: Sequence[FitSite]) -> None:
     for place in places:
         for candidate in place.candidates:
             channels = place.site.channels or 1
-            like = next(candidate.norm.parameters(), torch.empty(0)).new_ones(channels)
+            first = next(candidate.norm.parameters(), torch.empty(0, device="cpu"))
+            like = first.detach().new_ones(channels)
             values = output_map_of(candidate.norm, like, like)
             if isinstance(values, Refusal):
                 raise OptionError(f"{place.site.path} cannot be fitted: {values}. {UNTOUCHED}")
