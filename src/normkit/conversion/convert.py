@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from normkit.inspection import Site, Survey, select, survey
 Model = TypeVar("Model", bound=nn.Module)
 FOLDING = ("reparameterize", "fuse", "switch_to_deploy", "fuse_model")
 """Methods by which models fold their batch norms, reading scale, shift and statistics."""
+NUMBER = re.compile(r"\d+")
 REGISTERED = ("_modules", "_parameters", "_buffers")
 
 
@@ -193,12 +195,13 @@ def _only_some(steps: Sequence[Step]) -> list[str]:
     skipped = [step for step in steps if step.action == "skip"]
     if not done or not skipped:
         return []
-    reasons = Counter(step.reason for step in skipped)
-    most, count = reasons.most_common(1)[0]
-    others = "" if count == len(skipped) else f", and {len(skipped) - count} for other reasons"
+    kinds = Counter(NUMBER.sub("", step.reason) for step in skipped)  # 1152 or 672: one reason
+    most, count = kinds.most_common(1)[0]
+    first = next(step for step in skipped if NUMBER.sub("", step.reason) == most)
+    others = "" if count == len(skipped) else f" {len(skipped) - count} are not for other reasons."
     return [
         f"Only {done} of {done + len(skipped)} norms are converted. {count} are not, such as "
-        f"{skipped[0].path}{others}: {most.rstrip('.')}."
+        f"{first.path}: {first.reason.rstrip('.')}.{others}"
     ]
 
 

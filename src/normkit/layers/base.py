@@ -115,6 +115,9 @@ class Normalizer(Configured, Measured):
             fixed=not self.uses_moments(),
             followed=followed(residual, activation),
         )
+        if path.apart and torch.is_grad_enabled():
+            check_epilogue(x, residual, activation)
+            return epilogue(self.run(path, x, state, fusion)[0], residual, activation)
         return self.run(path, x, state, fusion, residual, activation)[0]
 
     def check_size(self, x: Tensor) -> None:
