@@ -54,6 +54,7 @@ class Normalizer(Configured, Measured):
     # parameters that only undo, at first, what the layer does beyond a batch norm: after one
     # without scale and shift they are not trained
     compensates: tuple[str, ...] = ()
+    apart_on_cpu = False  # set by fuse: speed matters more than memory, see engine.dispatch.Path
     weight: Tensor | None
     bias: Tensor | None
     rate: Tensor  # of a layer that needs_update_rate
@@ -115,7 +116,7 @@ class Normalizer(Configured, Measured):
             fixed=not self.uses_moments(),
             followed=followed(residual, activation),
         )
-        if path.apart and torch.is_grad_enabled():
+        if self.apart_on_cpu and path.apart and torch.is_grad_enabled():
             check_epilogue(x, residual, activation)
             return epilogue(self.run(path, x, state, fusion)[0], residual, activation)
         return self.run(path, x, state, fusion, residual, activation)[0]

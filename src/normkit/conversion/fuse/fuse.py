@@ -82,6 +82,10 @@ def fuse(model: Model, example: Any = None) -> Model:
         for step in undo:
             step()
         raise
+    for path in plan.fused:
+        norm = model.get_submodule(path)
+        norm = norm.norm if isinstance(norm, NormAct) else norm
+        norm.apart_on_cpu = True  # type: ignore[assignment]
     return model
 
 
