@@ -11,9 +11,10 @@ from torch import Tensor
 
 from normkit.conversion.forward_probe import leaves
 
-UNLIKE = 0.5
-"""How large the error of the old running statistics, relative to the signal, may be on images like
-those of the training: that of sampling, and of another resolution, are well below."""
+UNLIKE = 0.12
+"""How large the error of the old running statistics, relative to the signal, may be in the median
+norm. Measured with EfficientNet-Lite0 on 24 images: photos 0.07, paintings 0.05, sketches 0.15,
+photos with pixels up to 255 0.29."""
 
 
 @dataclass(frozen=True)
