@@ -30,7 +30,8 @@ def test_from_batch_norm(name, training, affine):
     bn = trained_bn(affine=affine).train(training)
     layer = catalog.find(name).from_batch_norm(bn)
     assert layer.training == training
-    assert layer.eps == bn.eps
+    if layer.card.statistics != "none":  # or there is nothing to divide by
+        assert layer.eps == bn.eps
     for key, tensor in (*layer.named_parameters(), *layer.named_buffers()):
         if tensor.is_floating_point():
             assert tensor.dtype == torch.float64, key
