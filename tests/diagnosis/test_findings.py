@@ -655,3 +655,29 @@ def test_statistics_before_a_cause_are_not_its_consequence() -> None:
     found = [f for f in diagnose(model, data, attribution=None) if f.alarm]
     assert {f.kind for f in found} == {"estimation-shift", "dead-channels"}
     assert not any(f.consequences for f in found)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_reversed_colours_are_told_without_a_loss(order: tuple[int, ...]) -> None:
+    """Images read by OpenCV (blue first) gave a lower score and no finding: their means and
+    deviations are nearly those of training."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
+    tint = torch.tensor([0.6, 0.0, -0.6])[:, None, None]
+    data = [torch.randn(32, 3, 6, 6) + tint for _ in range(6)]
+    with torch.no_grad():
+        for k in range(60):
+            model(data[k % 6])
+        model[1].weight.mul_(1.1)  # type: ignore[operator, union-attr]
+    given = [x[:, list(order)] for x in data]
+    expected = {} if order == (0, 1, 2) else {"channel-order": "serious"}
+    found = kinds(model.eval(), given, train_loader=data)
+    assert {k: s for k, s in found.items() if s != "note"} == expected
+
+
+def test_another_image_size_without_harm_is_a_note() -> None:
+    model, data = trained()
+    larger = [torch.cat([x, x], 3) for x in data]  # statistics of pixels are the same
+    found = kinds(model, larger, train_loader=data)
+    assert found.get("other-resolution") == "note"
+    assert "other-resolution" not in kinds(model, data, train_loader=data)

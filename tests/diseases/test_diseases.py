@@ -13,7 +13,6 @@ import normkit
 from normkit.diagnosis.diagnosis import Diagnosis
 from normkit.diagnosis.findings import KINDS, Finding
 from tools.diseases.__main__ import main
-from tools.diseases.healthy import HEALTHY
 from tools.diseases.reference_models import (
     Case,
     Disease,
@@ -22,7 +21,7 @@ from tools.diseases.reference_models import (
     load_digits,
     train,
 )
-from tools.diseases.trials import DISEASES, Trial, rows_of, to_markdown, trials_of, verdict
+from tools.diseases.trials import DISEASES, HEALTHY, Trial, rows_of, to_markdown, trials_of, verdict
 
 every_disease = pytest.mark.parametrize("disease", DISEASES, ids=lambda d: d.name)
 every_reference = pytest.mark.parametrize("reference", HEALTHY, ids=lambda r: r.name)
@@ -87,8 +86,8 @@ def test_a_disease_is_named_first_and_its_remedy_works(
 
 def test_there_are_enough_of_both() -> None:
     assert len(HEALTHY) >= 6
-    assert len(DISEASES) >= 20
-    assert len({disease.finding for disease in DISEASES}) >= 20
+    assert len(DISEASES) >= 50
+    assert len({disease.finding for disease in DISEASES}) >= 40
     names = [each.name for each in (*HEALTHY, *DISEASES)]
     assert len(set(names)) == len(names)
 
@@ -165,7 +164,7 @@ def test_trials_can_be_chosen(models: ReferenceModels) -> None:
 
 
 def test_the_table_in_the_documents_is_of_these_diseases() -> None:
-    """It is made by `python -m tools.diseases --seeds 10 --markdown docs/diseases.md --force`."""
+    """It is made by `python -m tools.diseases --first 20 --markdown docs/diseases.md`."""
     text = (Path(__file__).parents[2] / "docs" / "diseases.md").read_text(encoding="utf-8")
     rows = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in text.splitlines()]
     stories = {row[0]: row[1] for row in rows if len(row) > 2 and row[0] not in ("---", "model")}

@@ -20,10 +20,10 @@ from normkit.commands.output import check_outputs, console, table, text_writer
 from normkit.core.atomic_write import atomic_write_all
 from normkit.errors import NothingToDo, OptionError
 from normkit.models import require
-from tools.diseases.healthy import HEALTHY
 from tools.diseases.reference_models import load_digits
 from tools.diseases.trials import (
     DISEASES,
+    HEALTHY,
     HEALTHY_HEAD,
     ILL_HEAD,
     Trial,
@@ -39,7 +39,7 @@ examples:
   python -m tools.diseases --seeds 5             five seeds
   python -m tools.diseases --only '*momentum*'   some of them
   python -m tools.diseases --list                the names, and what each is
-  python -m tools.diseases --seeds 5 --markdown docs/diseases.md --force
+  python -m tools.diseases --first 20 --seeds 5 --markdown docs/diseases.md --force
 
 exit status: 0 all found, no false alarm; 1 one was missed or a healthy model alarmed; 2 bad
 arguments"""
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--seeds", type=int, default=1, metavar="N", help="how often, with other seeds (1)")
+    add("--first", type=int, default=0, metavar="SEED", help="the first seed (0)")
     add("--only", action="append", default=[], metavar="NAME", help="these alone, * for anything")
     add("--list", action="store_true", help="print the names, and stop")
     add("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     names = [name for name in every if _wanted(name, options.only)]
     if not names:
         raise NothingToDo(f"No disease is called {' or '.join(options.only)}. Try --list.")
-    trials, seconds = _run(options.seeds, names)
+    trials, seconds = _run(options.first, options.seeds, names)
     healthy, ill = rows_of(trials)
     if healthy:
         screen.print(table("Healthy models", HEALTHY_HEAD, healthy))
@@ -88,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         screen.print(table("Diseases", ILL_HEAD, ill))
     screen.print(f"{verdict(trials)} {seconds:.0f} s.", markup=False)
     if options.markdown is not None:
-        text = INTRODUCTION.format(seeds=options.seeds) + to_markdown(trials)
+        text = INTRODUCTION.format(seeds=options.seeds, first=options.first) + to_markdown(trials)
         atomic_write_all({options.markdown: text_writer(text)})
     return 0 if all(trial.passed for trial in trials) else 1
 
@@ -97,7 +98,7 @@ def _wanted(name: str, only: list[str]) -> bool:
     return not only or any(fnmatchcase(name, pattern) for pattern in only)
 
 
-def _run(seeds: int, names: list[str]) -> tuple[list[Trial], float]:
+def _run(first: int, seeds: int, names: list[str]) -> tuple[list[Trial], float]:
     progress = require("rich.progress", "cli", "The suite of diseases")
     digits = load_digits()
     threads = torch.get_num_threads()
@@ -108,7 +109,7 @@ def _run(seeds: int, names: list[str]) -> tuple[list[Trial], float]:
             task = bar.add_task("diagnosing", total=seeds * len(names))
             trials = run_trials(
                 digits,
-                range(seeds),
+                range(first, first + seeds),
                 lambda name: name in names,
                 lambda trial: bar.advance(task),
             )
@@ -120,10 +121,11 @@ def _run(seeds: int, names: list[str]) -> tuple[list[Trial], float]:
 INTRODUCTION = """\
 # Diseases
 
-What `python -m tools.diseases --seeds {seeds}` prints: faults injected into small models that were
-trained on scikit-learn's digits, and what `normkit.diagnose` finds. A disease is **found** if its
-finding is among the alarms, that is serious findings and warnings, and **first** if it is the first
-of all. Healthy models must have no alarm. What a disease brings with it is in the last column.
+What `python -m tools.diseases --first {first} --seeds {seeds}` prints: faults injected into small
+models that were trained on scikit-learn's digits, and what `normkit.diagnose` finds. A disease is
+**found** if its finding is among the alarms, that is serious findings and warnings, and **first**
+if it is the first of all. Healthy models must have no alarm. What else is found beside a disease,
+and not as its consequence, is in the last column.
 
 Every bound has its reason in `src/normkit/diagnosis/findings/bounds.py`: theory, sampling errors,
 or a table of a paper. Rules and injections were written with an eye on seeds 0 to 4; injections

@@ -43,6 +43,14 @@ class Cnn(nn.Module):
         return self.head(self.drop(self.features(x).mean((2, 3))))
 
 
+class ColorCnn(Cnn):
+    """The same for three colours."""
+
+    def __init__(self, norm: Norm) -> None:
+        super().__init__(norm)
+        self.conv1 = conv(3, 16)
+
+
 class DroppedCnn(Cnn):
     """The same with dropout in front of the norms."""
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from normkit.diagnosis.diagnosis import Diagnosis
-from tools.diseases import layers, statistics, training
-from tools.diseases.healthy import HEALTHY
+from tools.diseases import accidents, layers, statistics, training
+from tools.diseases.healthy import HEALTHY as MODELS
 from tools.diseases.reference_models import Digits, Disease, HealthyModel, ReferenceModels
 
+HEALTHY: tuple[HealthyModel, ...] = (*MODELS, *accidents.HEALTHY)
 DISEASES: tuple[Disease, ...] = (
     *statistics.DISEASES,
     *training.DISEASES,
     *layers.DISEASES,
+    *accidents.DISEASES,
 )
 
 

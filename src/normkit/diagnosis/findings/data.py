@@ -33,12 +33,14 @@ class LoaderFacts:
     last_size: int | None = None  # of the last batch, if it is known
     samples: int | None = None  # in all
     dataset: bool = False  # whether the loader has one, from which another can be made
+    image_size: tuple[int, ...] | None = None  # height and width, if all images have one
     source: str = ""  # in words: which loader, of which data
 
 
 def data_of(batches: list[LoaderBatch], loader: Any, complete: bool) -> LoaderFacts:
     """From the batches that were read; ``complete`` if these are all."""
     pooling, means, spreads, sizes = MomentsAccumulator(), [], [], []
+    image_sizes: set[tuple[int, ...]] = set()
     for batch in batches:
         sizes.append(batch.size)
         x = next(tensors_in(batch.inputs), None)
@@ -46,6 +48,8 @@ def data_of(batches: list[LoaderBatch], loader: Any, complete: bool) -> LoaderFa
             x = None  # images of several sizes are no batch
         if x is None or not x.is_floating_point() or x.dim() < 2 or x.numel() == 0:
             continue
+        if x.dim() == 4:
+            image_sizes.add(tuple(x.shape[2:]))
         if pooling.total is None or pooling.total.mean.shape[1] == x.shape[1]:
             pooling.add(channel_moments(x).pooled(samples=None))
         if len(x) > 1 and len(x) == batches[0].size:
@@ -64,6 +68,7 @@ def data_of(batches: list[LoaderBatch], loader: Any, complete: bool) -> LoaderFa
         last,
         samples,
         hasattr(loader, "dataset"),
+        image_sizes.pop() if len(image_sizes) == 1 else None,
         _source(loader, samples),
     )
 

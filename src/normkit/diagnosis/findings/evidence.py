@@ -64,6 +64,7 @@ class Evidence:
     measured: Measurements | None = None
     cross_entropy: bool = False  # whether losses are that of classes
     no_loss: str = ""  # why there are no losses
+    loss: Loss | None = None  # as given
 
     @property
     def loader(self) -> str:
@@ -164,6 +165,7 @@ def gather(
         collect(model, [batch.as_given() for batch in batches]),
         cross_entropy=losses and loss is None,
         no_loss=no_loss,
+        loss=loss,
     )
 
 

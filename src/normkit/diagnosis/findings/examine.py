@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from normkit.diagnosis.findings import (
+    accidents,
     buffers,
     channels,
     initial_statistics,
@@ -35,6 +36,10 @@ EXAMINERS: tuple[Examiner, ...] = (
     training.norm_modes,
     training.training_batches,
     buffers.rank_disagreement,
+    accidents.mixed_domains,
+    accidents.fused_twice,
+    accidents.channel_order,
+    accidents.other_resolution,
     shift.dropout_before_norm,
     shift.estimation_shift,
     channels.tiny_groups,
@@ -43,13 +48,14 @@ EXAMINERS: tuple[Examiner, ...] = (
     channels.dead_channels,
     channels.exploding_scale,
     channels.eps_dominates,
+    accidents.learning_rate,
     outcome.standardized_without_norm,
     outcome.untrained_parameters,
     outcome.nonfinite_output,
     outcome.train_eval_gap,
     outcome.condensed_features,
 )
-PARTS = (buffers, initial_statistics, updates, training, shift, channels, outcome)
+PARTS = (buffers, initial_statistics, updates, training, shift, channels, outcome, accidents)
 KINDS = {k.name: k for part in PARTS for k in vars(part).values() if isinstance(k, Kind)}
 
 
