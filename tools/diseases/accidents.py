@@ -45,7 +45,7 @@ def resized(models: ReferenceModels) -> Case:
     model, steps, _ = models.residual()
 
     def larger(images: Tensor) -> Tensor:
-        return F.interpolate(images, scale_factor=2.0, mode="bilinear")
+        return F.interpolate(images, scale_factor=4.0, mode="bilinear")
 
     return models.case(model, steps, loader=models.test_loader(larger))
 
@@ -113,7 +113,7 @@ DISEASES = (
         bgr,
     ),
     Disease(
-        "another resolution", "other-resolution", "Test images of 16×16 for 8×8 pixels.", resized
+        "another resolution", "other-resolution", "Test images of 32×32 for 8×8 pixels.", resized
     ),
     Disease(
         "two domains",

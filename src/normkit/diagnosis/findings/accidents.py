@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.findings.bounds import ALIKE_RATIOS, FITS, OFF
+from normkit.diagnosis.findings.bounds import FITS, OFF
 from normkit.diagnosis.findings.channels import MISFITS
 from normkit.diagnosis.findings.data import BATCHES
 from normkit.diagnosis.findings.evidence import Evidence, Gap
@@ -74,6 +74,9 @@ BETTER = 0.1
 """Share of the loss that colours in the other order have to save."""
 TWO_GROUPS = 0.8
 """Share of the variance between batches that two groups explain; of random batches, half."""
+BY_SAMPLING = 0.15
+"""Spread of log(σ/γ) over four fifths of the channels, where γ is in the weights; others differ by
+0.5 and more."""
 GROWN = 5.0
 """Weights over 1/√(inputs of a unit), for the middle layer; 1 to 2 where they start and after usual
 training."""
@@ -239,8 +242,8 @@ def _already_scaled(layer: NormEvidence) -> bool:
     if int(there.sum()) < 4:
         return False
     logs = (std[there] / scale.abs().to(std)[there]).log()
-    spread = float(logs.quantile(0.75) - logs.quantile(0.25))
-    return abs(float(logs.median())) < ALIKE_RATIOS / 2 and spread < ALIKE_RATIOS
+    spread = float(logs.quantile(0.9) - logs.quantile(0.1))
+    return abs(float(logs.median())) < BY_SAMPLING / 2 and spread < BY_SAMPLING
 
 
 def learning_rate(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
