@@ -26,7 +26,7 @@ LONG = {
 }
 
 # still to be renamed; an entry that is no longer needed must go
-NAMED_TWICE: set[str] = {"Variant"}
+NAMED_TWICE: set[str] = set()
 
 
 def name(file: Path) -> str:

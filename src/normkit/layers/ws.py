@@ -16,7 +16,7 @@ from normkit.errors import OptionError, ShapeError
 from normkit.layers.weight import WeightNormalizer, centred, constant, energy, fan_in, length
 
 
-class Variant(NamedTuple):
+class Preset(NamedTuple):
     """One of the forms in use; they differ in the variance and in the place and size of eps."""
 
     unbiased: bool
@@ -25,10 +25,10 @@ class Variant(NamedTuple):
 
 
 VARIANTS = {
-    "paper": Variant(unbiased=False, eps_outside=False, eps=1e-5),
-    "ws": Variant(unbiased=True, eps_outside=True, eps=1e-5),
-    "bcn": Variant(unbiased=True, eps_outside=False, eps=1e-5),
-    "timm": Variant(unbiased=False, eps_outside=False, eps=1e-6),
+    "paper": Preset(unbiased=False, eps_outside=False, eps=1e-5),
+    "ws": Preset(unbiased=True, eps_outside=True, eps=1e-5),
+    "bcn": Preset(unbiased=True, eps_outside=False, eps=1e-5),
+    "timm": Preset(unbiased=False, eps_outside=False, eps=1e-6),
 }
 
 
