@@ -10,7 +10,7 @@ import normkit as nk
 from cases import CHANNELS, build, every, inputs, label
 from normkit.engine import plain
 from normkit.engine.torch import passes as torch_passes
-from normkit.errors import OptionError
+from normkit.errors import DtypeError, OptionError
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from normkit.engine.families import depthwise, filters, fused, pixel
@@ -86,6 +86,13 @@ def test_what_is_said_runs(case, training, ran):
                 path = agrees(layer, x, ran)
             if backend == "torch":
                 assert path in ("torch", None)
+
+
+@pytest.mark.parametrize("given", [None, "x", [1.0]])
+def test_what_is_no_tensor(given):
+    """It was a bare AttributeError."""
+    with pytest.raises(DtypeError, match="why expects the tensor"):
+        nk.why(nk.BN(CHANNELS), given)
 
 
 def test_gaps_in_parameters(ran):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.export import Dim, export
 
-from cases import build, every, inputs, label
+from cases import CHANNELS, build, every, inputs, label
 from normkit import catalog
 
 RUNS = [
@@ -31,7 +31,17 @@ def test_any_batch_in_eval_mode(case):
         pytest.skip("eval mode updates the score, from 16 samples or fewer: two programs")
     layer = build(case).eval()
     program = exported(copy.deepcopy(layer), inputs(6))
-    for size in (2, 4, 10):
+    for size in (2, 4, CHANNELS, 10):
+        x = inputs(size)
+        torch.testing.assert_close(program(x), layer(x))
+
+
+def test_a_batch_of_any_size_without_a_bound():
+    """A map was compared with the size of its tables, so that no program was made, or one that
+    refused as many samples as there are channels."""
+    layer = catalog.make("bn", CHANNELS, dtype=torch.float64).eval()
+    program = export(layer, (inputs(6),), dynamic_shapes=({0: Dim("n")},)).module()
+    for size in (2, CHANNELS, 9):
         x = inputs(size)
         torch.testing.assert_close(program(x), layer(x))
 
@@ -48,7 +58,7 @@ def test_any_batch_in_training(case):
     """dn never updated its statistics: the number of values was a symbol, which is no int."""
     layer = build(case)
     program = exported(copy.deepcopy(layer), inputs(6))
-    for size in (4, 10):
+    for size in (4, CHANNELS, 10):
         x = inputs(size)
         torch.testing.assert_close(program(x), layer(x))
     kept = dict(program.named_buffers())

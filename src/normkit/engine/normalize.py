@@ -56,14 +56,14 @@ def normalize(
         path = decide(x, layout)
     if path.name in LOOKED_INTO:
         table = Moments(*_moments(path, x, layout), layout.count) if use_moments else None
-        tables = _tables(coefficients(table), layout)
+        tables = _tables(coefficients(table), layout, path)
         return plain.affine(x, AffineMap(*tables, residual, activation), layout)
     passes, link, table, through = path.passes, None, None, x
     if use_moments:
         link = _Link()
         through, mean, var = _Moments.apply(x, layout, link, passes)
         table = Moments(mean, var, layout.count)
-    tables = _tables(coefficients(table), layout)
+    tables = _tables(coefficients(table), layout, path)
     return _Affine.apply(through, x, *tables, residual, activation, layout, link, passes)
 
 
@@ -107,9 +107,11 @@ def _moments(path: Path, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return plain.moments(x, layout) if path.name == "expression" else graph.moments(x, layout)
 
 
-def _tables(map: Coefficients, layout: Layout) -> Coefficients:
+def _tables(map: Coefficients, layout: Layout, path: Path) -> Coefficients:
     """The coefficients as whole tables; autograd sums again what broadcasting repeated."""
     size = (layout.rows, layout.columns)
+    if path.name in LOOKED_INTO:  # a graph for any batch must not ask how many samples there are
+        return map.each(lambda table: table.expand(size))
     return map.each(lambda table: table if table.shape == size else table.expand(size))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from normkit.engine import dispatch
-from normkit.errors import OptionError
+from normkit.errors import DtypeError, OptionError
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
 from normkit.layers.weight import WeightNormalizer
@@ -36,6 +36,11 @@ def why(layer: nn.Module, x: Tensor, *, compiled: bool = False) -> str:
         raise OptionError(
             f"why expects a layer of normkit, got {type(layer).__name__}. "
             "Try why(model.layer1[0].bn1, x): a layer, not a model, and what it gets."
+        )
+    if not isinstance(x, Tensor):
+        raise DtypeError(
+            f"why expects the tensor that the layer would get, got {type(x).__name__}. "
+            "Try why(layer, torch.randn(2, 8, 4, 4))."
         )
     layer.check(x)
     name = layer.card.name
