@@ -14,6 +14,9 @@ from normkit.errors import NormkitError, NothingToDo, OptionError, ShapeError, U
 from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train
 from normkit.lab.models.variant import build_variant, learning_rate_followers
 
+# every normalizer is made with its default options, and bgn says what that means for it
+pytestmark = pytest.mark.filterwarnings("ignore:.*Without groups=")
+
 SMALL = (1, 8, 8)
 SEED = Run(Setting(), 1).torch_seed()
 ACTIVATION, WEIGHT = nk.names("activation"), nk.names("weight")
