@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench zoo diseases clean
+.PHONY: help demo test lint bench zoo diseases evidence clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ zoo: $(READY) ## convert a sample of timm's and all of torchvision's models (abo
 
 diseases: $(READY) ## diagnose models with known faults (about half a minute)
 	$(BIN)/python -m tools.diseases
+
+evidence: $(READY) ## write the pages about the papers from the committed results
+	$(BIN)/python -m tools.evidence
 
 clean: ## remove .venv and everything that tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

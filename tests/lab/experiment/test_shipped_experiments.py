@@ -17,21 +17,6 @@ FOLDER = Path(__file__).parents[3] / "experiments"
 FILES = sorted(FOLDER.glob("*.toml"))
 CASES = [(file, scale) for file in FILES for scale in scales(file)]
 IDS = [f"{file.stem}, {scale}" for file, scale in CASES]
-PROMISED = {
-    "ubn-table": (2, 3, 4, 7, 8),
-    "ubn-figure": (1, 2, 5, 6),
-    "revisiting-bn-table": range(1, 7),
-    "estimation-shift-figure": (2, 3, 4, 5, 8),
-    "estimation-shift-table": (1, 2, 3),
-    "ws-bcn-table": range(1, 9),
-    "ws-bcn-figure": (4, 5, 6),
-    "bgn-table": (1, 2),
-}
-
-
-def test_every_table_and_figure_that_is_promised_has_a_file() -> None:
-    promised = {f"{paper}-{number}" for paper, numbers in PROMISED.items() for number in numbers}
-    assert promised <= {file.stem for file in FILES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
