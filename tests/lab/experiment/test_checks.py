@@ -13,6 +13,7 @@ from normkit.lab.experiment import Data, Experiment
 from normkit.lab.experiment.checks import check, check_data, check_models
 from normkit.lab.experiment.problems import BadExperiment
 from normkit.lab.experiment.reading import parse
+from normkit.lab.experiment.records import OWN_DATA
 
 FILE = """
 baseline = "bn"
@@ -223,7 +224,7 @@ def test_expected_shapes_are_those_of_the_data(name: str) -> None:
 
 
 def test_every_data_set_with_a_name_has_a_shape() -> None:
-    for name in set(data.names()) - {"folder", "synthetic"}:
+    for name in set(data.names()) - {*OWN_DATA, "synthetic"}:
         classes, shape = data.classes_and_shape(Data(name))
         assert classes >= 10
         assert len(shape) == 3

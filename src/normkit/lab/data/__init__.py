@@ -21,6 +21,9 @@ processes; the draws of each image are seeded by seed, epoch and position, so th
 workers does not matter. `Data.crop` is how far a crop may move from the middle: small images are
 padded by it, image files are scaled to `size` + 2·`crop` first, for evaluation too.
 
+Of somebody's own images (`own`) the list is a tree of folders, a CSV file, tar shards or a Hugging
+Face table; all become `Files`, which say how each image is opened.
+
 `batches(..., start=k)` leaves out the first k batches of an epoch, of either kind.
 
 **Soft labels.** `soften` smooths labels; `mix` blends a batch with its neighbours by the weights
@@ -37,6 +40,7 @@ from normkit.lab.data.loading import load as load
 from normkit.lab.data.loading import locate as locate
 from normkit.lab.data.loading import names as names
 from normkit.lab.data.loading import training_samples as training_samples
+from normkit.lab.data.own import fingerprint as fingerprint
 from normkit.lab.data.records import CorruptData as CorruptData
 from normkit.lab.data.records import MissingData as MissingData
 from normkit.lab.data.transforms import mix as mix

@@ -23,7 +23,12 @@ def tree(files: Sequence[Path]) -> Listing:
     unknown = sorted({each.name for each in test.iterdir() if each.is_dir()} - set(classes))
     if unknown:
         raise CorruptData(f"{test} has classes that {train} lacks: {', '.join(unknown[:5])}.")
-    return Listing(_tree(train, classes), _tree(test, classes), len(classes))
+    content = Listing(_tree(train, classes), _tree(test, classes), len(classes))
+    there = set(content.train.labels.tolist())
+    empty = [name for number, name in enumerate(classes) if number not in there]
+    if empty:
+        raise CorruptData(f"{train / empty[0]} has no images: expected some of every class.")
+    return content
 
 
 def _tree(folder: Path, classes: list[str]) -> Files:

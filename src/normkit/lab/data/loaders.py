@@ -5,10 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from normkit.core.optional_dependencies import require
-from normkit.lab.data.records import CorruptData, Files
+from normkit.lab.data.records import CorruptData, Files, open_file
 from normkit.lab.data.sampling import generator, stream
 from normkit.lab.data.transforms import (
     INDEX,
@@ -226,28 +226,29 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
     """The files, as a worker process sees them."""
 
     def __init__(self, files: Files, decoder: Decoder) -> None:
-        self.paths, self.labels, self.decoder = files.paths, files.labels.tolist(), decoder
+        self.paths, self.labels, self.open = files.paths, files.labels.tolist(), files.open
+        self.decoder = decoder
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, request: Request) -> tuple[Tensor, int]:
         index, seed = request
-        return self.decoder(self.paths[index], seed), self.labels[index]
+        image = decoded(self.paths[index], self.open)
+        return self.decoder(image, seed), self.labels[index]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Reads an image and brings it to size × size."""
+    """Brings an image to size × size."""
 
     size: int
     augmentation: Augmentation
     fill: tuple[int, ...]  # bytes of a cutout: what becomes zero
 
-    def __call__(self, path: str, seed: int | None) -> Tensor:
+    def __call__(self, image: Tensor, seed: int | None) -> Tensor:
         """(3, size, size) uint8; without a seed, as evaluation sees it."""
         functional, _ = libraries()
-        image = decoded(path)
         if seed is None:
             return self._middle(image, functional)
         return self._augmented(image, functional, random.Random(seed))
@@ -300,11 +301,11 @@ def libraries() -> tuple[Any, Any]:
     return require(vision, "models", "image files"), require("PIL.Image", "models", "image files")
 
 
-def decoded(path: str) -> Tensor:
-    """(3, H, W) uint8 of any image file."""
+def decoded(path: str, opened: Callable[[str], BinaryIO] = open_file) -> Tensor:
+    """(3, H, W) uint8 of any image."""
     _, pillow = libraries()
     try:
-        with pillow.open(path) as file:
+        with opened(path) as content, pillow.open(content) as file:
             image = file.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:  # whatever a damaged file leads to
         reason = str(error).rstrip(".")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from normkit.errors import OptionError, UnknownName, nearest
 from normkit.lab.data import builtin
 from normkit.lab.data.files import DataFiles, find
 from normkit.lab.data.loaders import FileLoader, Sets, TensorLoader
+from normkit.lab.data.own import FORMATS, own_files, own_listing
 from normkit.lab.data.records import Files, Listing, Raw, Split
 from normkit.lab.data.sampling import counts, split
 from normkit.lab.data.sources import PUBLISHED
@@ -20,7 +20,7 @@ from normkit.lab.data.transforms import IMAGENET, Augmentation, coefficients
 from normkit.lab.experiment import Data
 from normkit.lab.experiment.rules import section_faults
 
-NAMES = sorted([*PUBLISHED, "digits", "synthetic"])
+NAMES = sorted([*PUBLISHED, *FORMATS, "digits", "synthetic"])
 SIDE = 224  # of images from files, where no size is asked for
 SHAPES = {  # of the other published sets
     "digits": (1, 8, 8),
@@ -59,6 +59,9 @@ def locate(spec: Data) -> Path | None:
     check(spec)
     if spec.name == "digits":
         builtin.digits_source()
+    if spec.name in FORMATS:
+        own_files(spec)
+        return Path(spec.path or ".").expanduser()
     source = PUBLISHED.get(spec.name)
     return find(source, spec.path).path if source else None
 
@@ -77,6 +80,8 @@ def load(spec: Data, device: torch.device | str = "cpu", workers: int | None = N
         content: Raw | Listing = builtin.digits()
     elif _is_synthetic(spec):
         content = builtin.synthetic(spec.name)
+    elif spec.name in FORMATS:
+        content = own_listing(spec)
     else:
         content = _read(find(PUBLISHED[spec.name], spec.path))
     if isinstance(content, Raw):
@@ -87,7 +92,7 @@ def load(spec: Data, device: torch.device | str = "cpu", workers: int | None = N
 def training_samples(spec: Data) -> int:
     """How many samples a run trains on, beside the validation set, told without reading them.
 
-    Only the files of somebody's own folder are listed for it.
+    Only somebody's own images are listed for it.
 
     >>> training_samples(Data("digits", validation=0.1)), training_samples(Data("cifar10"))
     (1293, 50000)
@@ -98,10 +103,12 @@ def training_samples(spec: Data) -> int:
     elif _is_synthetic(spec):
         total = builtin.synthetic_sizes(spec.name)[-1]
         samples = (total, total // 5)
+    elif spec.name in FORMATS:
+        own = own_listing(spec)
+        samples = len(own.train.paths), len(own.test.paths)
     else:
         published = PUBLISHED[spec.name].samples
-        if published is None:
-            return len(load(spec).train)
+        assert published is not None  # of every published set
         samples = published
     total = samples[("train", "test").index(spec.train)]
     return counts(total, spec.validation, spec.subset, spec.name)[0]
@@ -110,7 +117,7 @@ def training_samples(spec: Data) -> int:
 def classes_and_shape(spec: Data) -> tuple[int, tuple[int, int, int]]:
     """The number of classes and the shape of the images of a data set, without reading it.
 
-    Images are as the published sets have them; only those of somebody's own folder are read.
+    Images are as the published sets have them; only somebody's own are listed.
 
     >>> classes_and_shape(Data("cifar100")), classes_and_shape(Data("imagenet", size=160))
     ((100, (3, 32, 32)), (1000, (3, 160, 160)))
@@ -118,9 +125,8 @@ def classes_and_shape(spec: Data) -> tuple[int, tuple[int, int, int]]:
     check(spec)
     if _is_synthetic(spec):
         channels, height, width, classes, _ = builtin.synthetic_sizes(spec.name)
-    elif spec.name == "folder":
-        sets = load(replace(spec, validation=0.0, subset=None))
-        classes, (channels, height, width) = sets.classes, sets.shape
+    elif spec.name in FORMATS:
+        classes, (channels, height, width) = own_listing(spec).classes, (3, SIDE, SIDE)
     else:
         source = PUBLISHED.get(spec.name)
         classes = source.classes if source and source.classes else 10
@@ -192,7 +198,7 @@ def _from_files(
 
     def loader(part: Files, indices: Tensor | None) -> FileLoader:
         if indices is not None:
-            part = Files([part.paths[i] for i in indices.tolist()], part.labels[indices])
+            part = part.take(indices)
         return FileLoader(part, side, scale, shift, augmentation, device, workers)
 
     train, validation = split(

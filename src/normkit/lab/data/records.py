@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -54,12 +56,22 @@ class Raw:
     test: Split
 
 
+def open_file(path: str) -> BinaryIO:
+    """An image that is a file of its own."""
+    return open(path, "rb")
+
+
 @dataclass(frozen=True, eq=False)
 class Files:
-    """One published part of a set of image files."""
+    """One part of a set of encoded images: files, or entries of larger files."""
 
-    paths: list[str]  # not Path: there may be millions
+    paths: list[str]  # not Path: there may be millions. Of an entry, what errors call it
     labels: Tensor  # (N,) int64
+    open: Callable[[str], BinaryIO] = open_file  # worker processes get a copy of it
+
+    def take(self, indices: Tensor) -> Files:
+        paths = [self.paths[i] for i in indices.tolist()]
+        return Files(paths, self.labels[indices], self.open)
 
 
 @dataclass(frozen=True, eq=False)

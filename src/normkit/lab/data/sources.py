@@ -170,6 +170,5 @@ FOLDER = PublishedSet(
 )
 
 PUBLISHED = {
-    source.name: source
-    for source in (MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET, FOLDER)
+    source.name: source for source in (MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET)
 }

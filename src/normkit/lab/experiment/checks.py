@@ -21,7 +21,16 @@ from normkit.conversion.recipes import RECIPES
 from normkit.errors import NormkitError, OptionError
 from normkit.lab import data
 from normkit.lab.experiment.problems import BadExperiment
-from normkit.lab.experiment.records import Data, Experiment, ModelStep, Run, Setting, Train, Variant
+from normkit.lab.experiment.records import (
+    OWN_DATA,
+    Data,
+    Experiment,
+    ModelStep,
+    Run,
+    Setting,
+    Train,
+    Variant,
+)
 from normkit.lab.models.variant import build_variant, learning_rate_followers
 from normkit.lab.train.batches import EpochPlan
 from normkit.lab.train.evaluate import FIVE
@@ -43,6 +52,10 @@ def check(experiment: Experiment, tell: Tell = lambda message: None) -> None:
     """
     tell("Looking for the data")
     check_data(experiment)
+    for variant in _distinct_data(experiment):
+        spec = variant.setting.data
+        if spec.name in OWN_DATA:
+            tell(f'{spec.path} has data.fingerprint = "{data.fingerprint(spec)}"')
     check_metric(experiment)
     check_batches(experiment)
     check_models(experiment, tell)
@@ -131,7 +144,14 @@ def _distinct_data(experiment: Experiment) -> Iterable[Variant]:
 
 def _data_only(spec: Data) -> Data:
     """Of a data set, what its images depend on."""
-    return Data(name=spec.name, path=spec.path, size=spec.size)
+    return Data(
+        name=spec.name,
+        path=spec.path,
+        image=spec.image,
+        label=spec.label,
+        fingerprint=spec.fingerprint,
+        size=spec.size,
+    )
 
 
 def _distinct_models(experiment: Experiment) -> Iterable[Variant]:

@@ -22,6 +22,7 @@ Cell = tuple[tuple[str, Any], ...]  # (("train.worker_batch", 2), …): a point 
 
 # what a result of one release may not be mixed with; goes up when training changes its numbers
 PROTOCOL = 1
+OWN_DATA = ("csv", "folder", "huggingface", "webdataset")  # somebody's own images, at data.path
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Data:
 
     name: str = "digits"
     path: str | None = None  # where to look; else NORMKIT_DATA. Not part of a run's id
+    image: str | None = None  # of a table of your own: the column of the images, or of their paths
+    label: str | None = None  # and that of their labels
+    fingerprint: str | None = None  # of your own images: states which ones are meant
     train: str = "train"  # the published split to train on; estimation shift trains on "test"
     validation: float = 0.0  # share of the training set, the same from every class
     split_seed: int = 0
@@ -133,8 +137,10 @@ class Run:
         Defaults are left out, so that a field that a later release adds changes no id.
         """
         setting = self.setting
-        if setting.data.name != "folder":  # of other sets the path says only where a copy lies
-            setting = replace(setting, data=replace(setting.data, path=None))
+        # a path says only where a copy lies: images of one's own are known by what they are
+        own = setting.data.name in OWN_DATA and setting.data.path is not None
+        known = data_identity(setting.data) if own else None
+        setting = replace(setting, data=replace(setting.data, path=None, fingerprint=known))
         return {"protocol": PROTOCOL, "seed": self.seed, "setting": _plain(setting)}
 
     def torch_seed(self) -> int:
@@ -208,6 +214,13 @@ class Experiment:
     @property
     def higher_is_better(self) -> bool:
         return higher_is_better(self.metric)
+
+
+def data_identity(data: Data) -> str:
+    """What somebody's own images are known by."""
+    from normkit.lab.data.own import identity  # which reads them, and knows these records
+
+    return identity(data)
 
 
 def _plain(value: Any) -> Any:

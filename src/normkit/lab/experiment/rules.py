@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from normkit.errors import nearest
-from normkit.lab.experiment.records import Setting, Train
+from normkit.lab.experiment.records import OWN_DATA, Setting, Train
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "data.train": ("train", "test"),
@@ -18,6 +18,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "train.per": ("step", "epoch"),
     "train.precision": ("float32", "bf16", "fp16", "float64"),
     "train.select": ("last", "best_validation", "median_last_5"),
+}
+
+LIES_AS = {  # at data.path
+    "csv": "a CSV file with the columns path, label, split, or a folder with train.csv, test.csv",
+    "folder": "a folder with train/CLASS/NAME.jpg and test/CLASS/NAME.jpg",
+    "huggingface": "a folder of save_to_disk, or of train*.parquet and test*.parquet",
+    "webdataset": "a folder with train*.tar and test*.tar",
 }
 
 Rule = tuple[Callable[[Any], bool], str]
@@ -79,11 +86,14 @@ def section_faults(section: str, record: Any) -> Iterator[Fault]:
     if section == "data":
         if record.crop and record.resized_crop:
             yield "data.crop", "and data.resized_crop are two kinds of crop. Keep one of them."
-        if record.name == "folder" and not record.path:
+        for key in ("image", "label", "fingerprint"):
+            if record.name not in OWN_DATA and getattr(record, key) is not None:
+                names = ", ".join(OWN_DATA)
+                yield f"data.{key}", f"belongs to images of your own: data.name = {names}."
+        if record.name in OWN_DATA and not record.path:
             yield (
                 "data.path",
-                'is missing: data.name = "folder" needs a folder with train/CLASS/NAME.jpg and '
-                "test/CLASS/NAME.jpg.",
+                f"is missing: data.name = {record.name!r} needs {LIES_AS[record.name]}.",
             )
     elif section == "model":
         library, _, name = record.name.partition(":")

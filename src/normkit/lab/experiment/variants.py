@@ -251,7 +251,10 @@ def check_equal(variants: Sequence[Variant], drafts: Sequence[Draft], problems: 
     first: dict[tuple[object, str], str] = {}
     paths = {draft.name: draft.path for draft in drafts}
     for variant in variants:
-        key = (variant.cell, Run(variant.setting, 0).id)
+        # images of one's own by their path: a file can be read where they are not
+        data = variant.setting.data
+        stated = replace(data, fingerprint=data.fingerprint or f"{data.path}")
+        key = (variant.cell, Run(replace(variant.setting, data=stated), 0).id)
         other = first.setdefault(key, variant.name)
         if other != variant.name:
             where = "".join(f", at {axis} = {value!r}" for axis, value in variant.cell)
