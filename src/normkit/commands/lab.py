@@ -86,11 +86,12 @@ def run(options: argparse.Namespace) -> int:
         options.lab.print_help()
         return 2
     check_json(options)
-    from normkit.commands import lab_actions, lab_status
+    from normkit.commands import lab_actions, lab_log, lab_status
 
     actions = {
         "run": lab_actions.run,
         "status": lab_status.status,
+        "log": lab_log.log,
         "report": lab_actions.report,
         "export": lab_actions.export,
         "check": lab_actions.check,
@@ -105,6 +106,12 @@ def run(options: argparse.Namespace) -> int:
 def _add_experiment(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     add = parser.add_argument
     add("file", metavar="FILE", nargs=nargs, help="a TOML file, or a name; see below")
+    _add_choice(parser)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    """Which part of an experiment, and which store."""
+    add = parser.add_argument
     add("--scale", metavar="NAME", help="of those in the file: paper, lab, desk, …")
     add("--seeds", metavar="N", help="so many seeds instead of the file's; or a list, 1,2,7")
     add("--metric", metavar="NAME", help=f"instead of the file's: {', '.join(METRICS)}")
@@ -128,6 +135,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     _add_experiment(parser, nargs="?")
+
+
+def _add_log(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("which", metavar="RUN", help="variant and seed, 'gn, seed 3', or the beginning of an id")
+    add("--file", metavar="FILE", help="of this experiment (default: of all that were run here)")
+    _add_choice(parser)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
@@ -185,6 +199,21 @@ examples:
 
 {WHERE}""",
         _add_status,
+    ),
+    Action(
+        "log",
+        "one run: how it was made, and why it failed",
+        """\
+Show one run: where it stands, the versions, device and command that made it, and, if it failed,
+the traceback and what its process printed.""",
+        f"""\
+examples:
+  normkit lab log 'gn, seed 3'              as lab status names it
+  normkit lab log 4f1c                      the beginning of an id
+  normkit lab log 'gn, seed 3' --file my.toml --scale paper
+
+{WHERE}""",
+        _add_log,
     ),
     Action(
         "report",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import sys
 from collections.abc import Sequence
 from importlib.resources import as_file, files
@@ -14,6 +15,7 @@ import normkit
 from normkit.commands.lab import RESULTS
 from normkit.commands.lab_progress import progress_listener
 from normkit.commands.output import check_outputs, console, screen_of, table, write_json
+from normkit.core.atomic_write import check_writable
 from normkit.core.messages import counted
 from normkit.errors import MissingExtra, NothingToDo, OptionError, UnknownName, nearest
 from normkit.lab import export as exports
@@ -25,7 +27,7 @@ from normkit.lab.report import print_verdicts
 from normkit.lab.report import report as write_report
 from normkit.lab.results import Comparison
 from normkit.lab.statistics import compare
-from normkit.lab.store import DONE, FAILED, Reader, Store
+from normkit.lab.store import DONE, FAILED, Reader, Store, StoredExperiment
 from normkit.models import require
 
 
@@ -48,9 +50,20 @@ def report(options: argparse.Namespace) -> int:
     experiment = experiment_of(options)
     path = store_of(options, experiment)
     with Reader(path) as store:
-        page = options.out or beside(path, experiment, ".html", options)
+        page = options.out or _where_writable(beside(path, experiment, ".html", options))
         _show(experiment, store, page, options)
     return 0
+
+
+def _where_writable(page: Path) -> Path:
+    """The page beside its results; in the working directory, if these are read-only."""
+    try:
+        check_writable(page)
+    except PermissionError:
+        return Path(page.name)
+    except OSError as error:
+        return Path(page.name) if error.errno == errno.EROFS else page
+    return page
 
 
 def export(options: argparse.Namespace) -> int:
@@ -187,6 +200,7 @@ def _train_and_show(
 ) -> int:
     _check(_missing(experiment, path))
     with Store(path) as store:
+        store.remember(StoredExperiment.of(experiment, _text(experiment)))
         sweep.run(
             experiment,
             store,
@@ -207,6 +221,14 @@ def _train_and_show(
         for each in failed:
             print(f"  {labels[each.run]}: {each.reason}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _text(experiment: Experiment) -> str:
+    """The file of an experiment, for the store; "" if it is gone."""
+    try:
+        return experiment.path.read_text(encoding="utf-8") if experiment.path else ""
+    except OSError:
+        return ""
 
 
 def _check(experiment: Experiment) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from normkit.commands.output import console
 from normkit.core.optional_dependencies import require
 from normkit.errors import MissingExtra
-from normkit.lab.results import DIVERGED, Epoch, Result
+from normkit.lab.results import DONE, Epoch, Result
 from normkit.lab.sweep import ProgressLines, ProgressListener, SweepPlan
 from normkit.lab.sweep.messages import Progressed
 from normkit.lab.sweep.progress import TimeLeft, duration_text, outcome
@@ -49,6 +49,7 @@ class Bars(ProgressListener):
 
     def started(self, run: str) -> None:
         entry = self.plan.labels[run]
+        self.time.started(run)
         self.runs[run] = self.progress.add_task(
             _plain(str(entry)), total=entry.epochs, text="starting"
         )
@@ -66,7 +67,7 @@ class Bars(ProgressListener):
         self._show()
 
     def finished(self, result: Result) -> None:
-        if result.status == DIVERGED:
+        if result.outcome(self.plan.metric) != DONE:
             self.say(f"{self.plan.labels[result.run]}: {outcome(result, self.plan.metric)}")
         self._over(result.run)
 

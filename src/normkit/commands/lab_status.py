@@ -11,14 +11,16 @@ from pathlib import Path
 from normkit.commands.lab import RESULTS
 from normkit.commands.lab_actions import experiment_of, store_of
 from normkit.commands.output import screen_of, table, write_json
+from normkit.core.messages import counted
 from normkit.errors import NothingToDo
 from normkit.lab.experiment import Experiment
-from normkit.lab.results import DIVERGED, Result
+from normkit.lab.results import COLLAPSED, DIVERGED, Result
 from normkit.lab.store import CLAIMED, DONE, FAILED, WAITING, Reader, RunState
 from normkit.lab.store.owner import describe_owner
 from normkit.lab.sweep import RunLabel, run_labels
+from normkit.lab.train.checkpoint import StaleCheckpoint, checkpoint_place
 
-HEAD = ("variant", "done", "diverged", "training", "waiting", "failed", "mean")
+HEAD = ("variant", "done", "diverged", "collapsed", "training", "waiting", "failed", "mean")
 
 
 def status(options: argparse.Namespace) -> int:
@@ -35,6 +37,13 @@ def status(options: argparse.Namespace) -> int:
             for run, each in states.items()
             if each.state == CLAIMED
         ]
+        begun = [
+            (str(names[run]), reached, _last(store, run)[1])
+            for run, each in states.items()
+            if each.state != DONE
+            and each.state != CLAIMED
+            and (reached := _reached(store, run, names[run].epochs))
+        ]
     screen = screen_of(options)
     rows = list(_rows(experiment, names, states, results))
     screen.print(f"{experiment.title}: {_count(states)}.\n", markup=False, soft_wrap=True)
@@ -47,13 +56,17 @@ def status(options: argparse.Namespace) -> int:
         )
     if training:
         screen.print(table("Being trained", ("run", "epoch", "test accuracy", "by"), training))
+    if begun:
+        head = ("run", "checkpoint", "test accuracy")
+        screen.print(table("Begun, to go on from a checkpoint", head, begun))
     failed = [(names[run], each.reason) for run, each in states.items() if each.state == FAILED]
     if failed:
-        screen.print(table("Failed", ("run", "reason"), failed))
+        screen.print(table("Failed: normkit lab log RUN has more", ("run", "reason"), failed))
     facts = {
         "experiment": experiment.name,
         "variants": [dict(zip(HEAD, row, strict=True)) for row in rows],
         "training": [str(names[run]) for run, each in states.items() if each.state == CLAIMED],
+        "begun": {run: reached for run, reached, _ in begun},
         "failed": {str(run): reason for run, reason in failed},
     }
     write_json(options, facts)
@@ -70,13 +83,19 @@ def _rows(
         own = [run for run, entry in names.items() if entry.variant == variant]
         kinds = Counter(states[run].state for run in own)
         own_results = [results[run] for run in own if run in results]
-        scores = [s for each in own_results if (s := each.score(experiment.metric)) is not None]
+        outcomes = Counter(each.outcome(experiment.metric) for each in own_results)
+        scores = [  # as on the page: what was lost is counted, not averaged
+            each.score(experiment.metric) or 0.0
+            for each in own_results
+            if each.outcome(experiment.metric) == DONE
+        ]
         mean = statistics.fmean(scores) if scores else None
         form = "{:.4f}" if experiment.metric == "loss" else "{:.2%}"
         yield (
             variant,
             f"{kinds[DONE]}/{len(own)}",
-            sum(each.status == DIVERGED for each in own_results) or None,
+            outcomes[DIVERGED] or None,
+            outcomes[COLLAPSED] or None,
             kinds[CLAIMED] or None,
             kinds[WAITING] or None,
             kinds[FAILED] or None,
@@ -91,6 +110,19 @@ def _last(store: Reader, run: str) -> tuple[object, object]:
         return None, None
     accuracy = told[-1].test_accuracy
     return told[-1].epoch, None if accuracy is None else f"{accuracy:.2%}"
+
+
+def _reached(store: Reader, run: str, epochs: int) -> str:
+    """How far the checkpoint of a run has come; "" if there is none that can be used."""
+    path = store.checkpoint(run)
+    if not path.exists():
+        return ""
+    try:
+        done, steps = checkpoint_place(path)
+    except (StaleCheckpoint, OSError):
+        return ""
+    more = f", {counted(steps, 'step')} of the next" if steps else ""
+    return f"{done} of {counted(epochs, 'epoch')}{more}"
 
 
 def _count(states: Mapping[str, RunState]) -> str:

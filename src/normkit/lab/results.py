@@ -69,6 +69,8 @@ class Result:
     images_per_second: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)  # versions, device, backend
     note: str = ""  # what diverged, and when
+    # command, started, code: see lab/provenance.py. What may differ while the numbers are the same
+    provenance: Mapping[str, str] = field(default_factory=dict)
     classes: int | None = None  # of the data; None for results of earlier releases
     test_samples: int | None = None
 

@@ -145,6 +145,7 @@ def _trouble(options: Any, epoch: int, checkpoint: Path | None) -> None:
     if due & {"dies_in", "dies_once_in"}:
         os.kill(os.getpid(), signal.SIGKILL)
     if due & {"fails_in", "fails_once_in"}:
+        print(f"about to fail in epoch {epoch}", flush=True)
         raise RuntimeError("the sum\nis odd")
     if due & {"refuses_in"}:
         raise OptionError("lr got −1, expected more.")

@@ -13,7 +13,7 @@ import pytest
 from lab.sweep import pretend
 from normkit.errors import OptionError, UnknownName
 from normkit.lab.experiment import Experiment
-from normkit.lab.results import DIVERGED, Epoch, Result
+from normkit.lab.results import DIVERGED, DONE, Epoch, Result
 from normkit.lab.store import Store
 from normkit.lab.sweep import ProgressLines, ProgressListener, SweepError, SweepPlan, local, run
 from normkit.lab.sweep.messages import Failed, Finished, Job, Message, Progressed, Stopped
@@ -175,33 +175,95 @@ def test_what_a_full_disk_looks_like() -> None:
     assert disk_full_cause(ValueError("full")) is None
 
 
+class Clock:
+    """Time that passes when a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_time_left() -> None:
     experiment = pretend.experiment(variants=2, seeds=2, epochs=10)
     plan = SweepPlan(run_labels(experiment), workers=2)
     a1, b1, a2, b2 = plan.labels
-    left = TimeLeft(plan)
+    clock = Clock()
+    left = TimeLeft(plan, clock)
     assert left.seconds() is None
-    left.progressed(Progressed(a1, 10.0, Epoch(10, seconds=20.0)))  # 2 s an epoch
+    for each in (a1, b1):
+        left.started(each)
+    clock.now = 3.0  # seconds to start
+    for each in (a1, b1):
+        left.progressed(Progressed(each, 0.0))
+    clock.now = 23.0
+    left.progressed(Progressed(b1, 5.0, Epoch(5)))  # 4 s an epoch
+    left.progressed(Progressed(a1, 10.0, Epoch(10)))  # 2 s
     left.over(a1)
-    left.progressed(Progressed(b1, 5.0, Epoch(5, seconds=20.0)))  # 4 s
-    # 20 s of b1, 20 s of a2, 40 s of b2, on two workers
-    assert left.seconds() == 40.0
+    # 20 s of b1, 3 + 20 s of a2, 3 + 40 s of b2, on two workers
+    assert left.seconds() == 43.0
     left.over(b1)
     left.over(a2)
+    left.started(b2)
+    clock.now += 2.0
+    assert left.seconds() == 41.0  # of its start, 2 s are over
+    clock.now += 1.0
+    left.progressed(Progressed(b2, 0.0))
+    clock.now += 4.0
     left.progressed(Progressed(b2, 1.0))
     assert left.seconds() == 36.0  # one run keeps one worker busy
 
 
-def test_lines_tell_of_divergences_and_failures() -> None:
-    experiment = pretend.experiment(variants=1, seeds=2)
-    first, second = (run.id for run in experiment.runs())
+def test_time_left_of_small_runs() -> None:
+    """Of runs of a few seconds most is start and evaluation, of which nothing was counted: the
+    time left was an eighth of what it turned out to be."""
+    experiment = pretend.experiment(variants=4, seeds=5, epochs=5)
+    plan = SweepPlan(run_labels(experiment), workers=1)
+    clock = Clock()
+    left, told = TimeLeft(plan, clock), []
+    for each in plan.labels:
+        left.started(each)
+        clock.now += 1.2 if told else 5.0  # the first one starts a process, too
+        left.progressed(Progressed(each, 0.05))
+        for epoch in range(1, 6):
+            clock.now += 0.1 + 0.25  # training, evaluation
+            left.progressed(Progressed(each, float(epoch), Epoch(epoch, seconds=0.1 * epoch)))
+        left.over(each)
+        told.append((clock.now, left.seconds()))
+    for now, seconds in told[2:-1]:
+        assert seconds == pytest.approx(clock.now - now, rel=0.1)
+    assert told[-1][1] == 0
+
+
+def test_time_left_with_runs_side_by_side() -> None:
+    experiment = pretend.experiment(variants=1, seeds=8, epochs=10)
+    plan = SweepPlan(run_labels(experiment), workers=1)
+    clock = Clock()
+    left = TimeLeft(plan, clock)
+    runs = list(plan.labels)
+    for each in runs[:4]:  # on a GPU, by one worker
+        left.started(each)
+        left.progressed(Progressed(each, 0.0))
+    clock.now = 40.0
+    for each in runs[:4]:
+        left.progressed(Progressed(each, 10.0, Epoch(10)))
+        left.over(each)
+    assert left.seconds() == 40.0
+
+
+def test_lines_tell_of_divergences_collapses_and_failures() -> None:
+    experiment = pretend.experiment(variants=1, seeds=3)
+    first, second, third = (run.id for run in experiment.runs())
     lines: list[str] = []
     watcher: ProgressListener = ProgressLines(lines.append)
     watcher.begin(SweepPlan(run_labels(experiment)))
     watcher.finished(Result(first, DIVERGED, (), (), 1.0, 1, note="in epoch 2"))
     watcher.failed(second, "memory")
+    chance = (Epoch(1, test_accuracy=0.1, test_one_class=1.0),)
+    watcher.finished(Result(third, DONE, (1,), chance, 1.0, 1, classes=10, test_samples=500))
     watcher.end()
     assert [line.partition("] ")[2] for line in lines[1:]] == [
         "v0, seed 1: diverged in epoch 2",
         "v0, seed 2: failed: memory",
+        "v0, seed 3: collapsed: the same answer to every test sample, 10.0% of them right",
     ]

@@ -13,7 +13,7 @@ import pytest
 
 from lab.sweep import pretend
 from lab.sweep.nursery import Nursery
-from normkit.lab.store import FAILED, WAITING, RunState, Store
+from normkit.lab.store import FAILED, WAITING, Reader, RunState, Store
 
 SLOW = {"variants": 3, "seeds": 2, "epochs": 10, "seconds": 0.02}  # 0.8 s a run
 
@@ -92,6 +92,11 @@ def test_an_error_fails_its_run_only_and_is_tried_again_next_time(sweeps: Sweeps
     states = sweeps.states(**wanted)
     assert [each.state for each in states] == ["done", FAILED, "done"]
     assert states[1].reason.startswith("RuntimeError: the sum is odd (pretend.py:")
+    with Reader(sweeps.path) as store:
+        log = store.log(states[1].run)
+    assert log.startswith("Traceback (most recent call last):")
+    assert 'raise RuntimeError("the sum' in log
+    assert log.endswith("Printed by its process:\nabout to fail in epoch 3\n")
     assert sweeps.finish(**wanted) == 0
     assert sweeps.are_right(**wanted)
 

@@ -17,3 +17,4 @@ from normkit.lab.experiment.records import Setting as Setting
 from normkit.lab.experiment.records import Train as Train
 from normkit.lab.experiment.records import Variant as Variant
 from normkit.lab.experiment.records import Watch as Watch
+from normkit.lab.experiment.records import variant_label as variant_label

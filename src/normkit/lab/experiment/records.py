@@ -191,6 +191,7 @@ class Experiment:
     looks: tuple[int, ...] = ()  # planned numbers of seeds to look after, the last is the most
     published: tuple[Published, ...] = ()
     path: Path | None = None
+    overrides: tuple[str, ...] = ()  # what --set has changed of the file, as it was typed
 
     def runs(self) -> list[Run]:
         """Every run once, seeds outermost: what is compared is finished together."""
@@ -221,6 +222,12 @@ def data_identity(data: Data) -> str:
     from normkit.lab.data.own import identity  # which reads them, and knows these records
 
     return identity(data)
+
+
+def variant_label(name: str, cell: Cell) -> str:
+    """A variant and its cell as people know them: gn (worker_batch 2)."""
+    where = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in cell)
+    return f"{name} ({where})" if where else name
 
 
 def _plain(value: Any) -> Any:

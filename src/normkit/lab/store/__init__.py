@@ -3,6 +3,7 @@
 from normkit.lab.store.database import VERSION as VERSION
 from normkit.lab.store.database import DiskFull as DiskFull
 from normkit.lab.store.database import StoreError as StoreError
+from normkit.lab.store.experiments import StoredExperiment as StoredExperiment
 from normkit.lab.store.owner import Owner as Owner
 from normkit.lab.store.store import CLAIMED as CLAIMED
 from normkit.lab.store.store import DONE as DONE

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +36,19 @@ CREATE TABLE results (
   finished TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
 ) WITHOUT ROWID;
 """
+# tables that came later: a store may lack them, and who does not know them ignores them
+LATER = """
+CREATE TABLE IF NOT EXISTS logs (         -- of runs that failed, the last time they did
+  run TEXT PRIMARY KEY REFERENCES runs (id),
+  log TEXT NOT NULL,                      -- the traceback, and what its process printed
+  written TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS experiments (  -- what was asked for, as often as it was something else
+  id TEXT PRIMARY KEY,                    -- a hash of the record
+  record TEXT NOT NULL,                   -- JSON
+  saved TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+) WITHOUT ROWID;
+"""
 
 
 class StoreError(NormkitError):
@@ -45,7 +60,7 @@ class DiskFull(StoreError):
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a store, or make it where there is none."""
+    """Open a store to write it, or make it where there is none."""
     with translated_errors(path):
         # transactions are begun and ended by name: see transaction()
         connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None)
@@ -57,20 +72,82 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """Open a store that is there, without a change to it; its folder may be read-only.
+
+    A database with a write-ahead log is read with the help of a small file beside it. Where that
+    file can neither be found nor made, nobody writes the store from this machine, and it is read
+    as it lies there: by itself, or, where a log holds results that are not in it yet, as a copy.
+    """
+    with translated_errors(path):
+        for how in ("mode=ro", "mode=rw"):  # the second may make that file
+            try:
+                return _open_to_read(path, how)
+            except sqlite3.OperationalError as error:
+                name = getattr(error, "sqlite_errorname", "")
+                if not name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+                    raise
+        log = _log_of(path)
+        if not log.exists() or not log.stat().st_size:
+            return _open_to_read(path, "immutable=1")
+        with tempfile.TemporaryDirectory(prefix="normkit-") as folder:
+            for file in (path, log):
+                shutil.copyfile(file, Path(folder) / file.name)
+            copied = _open_to_read(Path(folder) / path.name, "mode=rw", shown=path)
+            try:
+                connection = sqlite3.connect(":memory:", isolation_level=None)
+                copied.backup(connection)
+            finally:
+                copied.close()
+            return connection
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _open_to_read(path: Path, how: str, shown: Path | None = None) -> sqlite3.Connection:
+    address = f"{path.resolve().as_uri()}?{how}"
+    connection = sqlite3.connect(address, timeout=LOCK_TIMEOUT, isolation_level=None, uri=True)
+    try:
+        _check(connection, shown or path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power cut
     connection.execute("PRAGMA foreign_keys = ON")
-    damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if damage != "ok":
-        raise StoreError(_damaged(path, damage))
-    if not _tables(connection):
+    _check_damage(connection, path)
+    if not tables_of(connection):
         _use_write_ahead_log(connection)
         with transaction(connection):
-            if not _tables(connection):  # another launcher may have been first
+            if not tables_of(connection):  # another launcher may have been first
                 for statement in TABLES.split(";")[:-1]:
                     connection.execute(statement)
                 connection.execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
-    if "meta" not in _tables(connection):
+    _check_version(connection, path)
+    if not {"logs", "experiments"} <= tables_of(connection):
+        with transaction(connection):
+            for statement in LATER.split(";")[:-1]:
+                connection.execute(statement)
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    _check_damage(connection, path)
+    _check_version(connection, path)
+
+
+def _check_damage(connection: sqlite3.Connection, path: Path) -> None:
+    damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if damage != "ok":
+        raise StoreError(_damaged(path, damage))
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    if "meta" not in tables_of(connection):
         raise StoreError(f"{path} is a database, but not a store of normkit. Try another --store.")
     row = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
     version = int(row[0]) if row else 0
@@ -81,7 +158,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def _tables(connection: sqlite3.Connection) -> set[str]:
+def tables_of(connection: sqlite3.Connection) -> set[str]:
     rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     return {name for (name,) in rows}
 
@@ -132,6 +209,11 @@ def translated_errors(path: Path) -> Iterator[None]:
             raise StoreError(
                 f"{path} has been locked by another program for {LOCK_TIMEOUT:.0f} s. "
                 "Try again when it has ended."
+            ) from error
+        if kind.startswith("SQLITE_READONLY"):
+            raise StoreError(
+                f"{path} cannot be written: {message}. lab status, report, log and export only "
+                "read it; to train, try a copy of it and --store."
             ) from error
         raise StoreError(f"{path} could not be used as a store: {message}.") from error
 

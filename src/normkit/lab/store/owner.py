@@ -8,6 +8,7 @@ No clock is asked, and a process that sleeps, or a number that a new process got
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -41,13 +42,14 @@ class Owner:
 def is_alive(folder: Path, name: str) -> bool:
     """Whether a launcher or one of its workers is left. The file of a dead one is removed."""
     try:
-        file = os.open(_lock_file(folder, name), os.O_RDWR)
+        file = _open_lock(_lock_file(folder, name))
     except FileNotFoundError:
         return False
     try:
         if not _try_lock(file, _lock_file(folder, name)):
             return True
-        with suppress(FileNotFoundError):  # two may find it dead
+        # two may find it dead, and a folder may be read-only
+        with suppress(OSError):
             os.unlink(_lock_file(folder, name))
         return False
     finally:
@@ -71,6 +73,15 @@ def _create(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # one that ends removes the folder if it is empty
             return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.open(path, os.O_RDONLY)  # of a read-only store: a local disk locks these too
 
 
 def _lock_file(folder: Path, name: str) -> Path:

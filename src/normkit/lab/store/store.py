@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 import sqlite3
@@ -14,7 +15,15 @@ from typing import Any, Self
 
 from normkit.lab.experiment import Run
 from normkit.lab.results import Epoch, Result
-from normkit.lab.store.database import StoreError, connect, transaction, translated_errors
+from normkit.lab.store.database import (
+    StoreError,
+    connect,
+    connect_to_read,
+    tables_of,
+    transaction,
+    translated_errors,
+)
+from normkit.lab.store.experiments import StoredExperiment
 from normkit.lab.store.owner import Owner, describe_owner, is_alive
 
 WAITING, CLAIMED, DONE, FAILED = "waiting", "claimed", "done", "failed"
@@ -33,15 +42,17 @@ class RunState:
 
 
 class Reader:
-    """An open store, without the means to change it."""
+    """An open store, without the means to change it; file and folder may be read-only."""
 
     def __init__(self, path: str | Path, *, create: bool = False) -> None:
         self.path = Path(path)
         self.folder = self.path.with_name(f"{self.path.name}.runs")
         if not create and not self.path.exists():
             raise StoreError(f"There is no store {self.path}. Try normkit lab run, or --store.")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._connection = connect(self.path)
+        self._connection = self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        return connect_to_read(self.path)
 
     def results(self, ids: Iterable[str] | None = None) -> dict[str, Result]:
         """Results by run id; of these runs, or of all."""
@@ -64,6 +75,25 @@ class Reader:
             if each.state == CLAIMED and not alive[each.owner]:
                 states[run] = dataclasses.replace(each, state=WAITING, owner=None)
         return states if ids is None else {run: states[run] for run in ids if run in states}
+
+    def log(self, run: str) -> str:
+        """The traceback of a run that failed, and what its process printed; "" if there is none."""
+        rows = self._later("logs", "SELECT log FROM logs WHERE run = ?", run)
+        return rows[0][0] if rows else ""
+
+    def contents(self, ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """By run id, what the id is a hash of: the setting without defaults, and the seed."""
+        rows = dict(self._rows("SELECT id, content FROM runs"))
+        wanted = rows if ids is None else [run for run in ids if run in rows]
+        return {run: self._parsed(run, rows[run], json.loads) for run in wanted}
+
+    def experiments(self) -> list[StoredExperiment]:
+        """What was asked for, the latest last."""
+        rows = self._later("experiments", "SELECT record, saved FROM experiments ORDER BY saved")
+        return [
+            self._parsed("experiment", text, StoredExperiment.from_json(saved))
+            for text, saved in rows
+        ]
 
     def checkpoint(self, run: str) -> Path:
         """Where a run is kept while it is trained."""
@@ -89,6 +119,12 @@ class Reader:
         with translated_errors(self.path):
             return self._connection.execute(query, values).fetchall()
 
+    def _later(self, table: str, query: str, *values: Any) -> list[Any]:
+        """Of a table that a store of an earlier release may lack."""
+        with translated_errors(self.path):
+            there = table in tables_of(self._connection)
+        return self._rows(query, *values) if there else []
+
     def _parsed(self, run: str, text: str, reader: Callable[[str], Any]) -> Any:
         try:
             return reader(text)
@@ -112,6 +148,19 @@ class Store(Reader):
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         super().__init__(path, create=create)
+
+    def _connect(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return connect(self.path)
+
+    def remember(self, experiment: StoredExperiment) -> None:
+        """Keep what was asked for, once; asked again, it is the latest."""
+        record = experiment.to_json()
+        key = hashlib.sha256(record.encode()).hexdigest()[:20]
+        now = "strftime('%Y-%m-%d %H:%M:%f', 'now')"  # two may be asked for in one second
+        with self._transaction() as base:
+            change = f"INSERT OR REPLACE INTO experiments VALUES (?, ?, {now})"
+            base.execute(change, (key, record))
 
     def add(self, runs: Iterable[Run]) -> None:
         """Runs that are to be done. Those that it has stay as they are."""
@@ -153,14 +202,21 @@ class Store(Reader):
             base.execute(insert, (result.run, result.to_json()))
             change = "UPDATE runs SET state = ?, owner = NULL, reason = '' WHERE id = ?"
             base.execute(change, (DONE, result.run))
-            base.execute("DELETE FROM epochs WHERE run = ?", (result.run,))
+            for table in ("epochs", "logs"):
+                base.execute(f"DELETE FROM {table} WHERE run = ?", (result.run,))
         self.tidy([result.run])
 
-    def fail(self, run: str, reason: str) -> None:
-        """A run that could not be trained. The next launcher tries it again, by ``retry``."""
+    def fail(self, run: str, reason: str, log: str = "") -> None:
+        """A run that could not be trained. The next launcher tries it again, by ``retry``.
+
+        Its log stays until the run is done.
+        """
         with self._transaction() as base:
             change = "UPDATE runs SET state = ?, owner = NULL, reason = ? WHERE id = ?"
-            base.execute(f"{change} AND state != '{DONE}'", (FAILED, reason, run))
+            changed = base.execute(f"{change} AND state != '{DONE}'", (FAILED, reason, run))
+            if changed.rowcount:
+                keep = "INSERT OR REPLACE INTO logs (run, log) VALUES (?, ?)"
+                base.execute(keep, (run, log or reason))
 
     def retry(self, ids: Iterable[str]) -> None:
         """Let those of these runs that failed wait again."""
@@ -177,8 +233,8 @@ class Store(Reader):
             raise StoreError(f"{self.path} is in use by {names}. Try again when it has ended.")
         with self._transaction() as base:
             for run in ids:
-                base.execute("DELETE FROM results WHERE run = ?", (run,))
-                base.execute("DELETE FROM epochs WHERE run = ?", (run,))
+                for table in ("results", "epochs", "logs"):
+                    base.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
                 change = "UPDATE runs SET state = ?, owner = NULL, reason = '' WHERE id = ?"
                 base.execute(change, (WAITING, run))
         self.tidy(ids)

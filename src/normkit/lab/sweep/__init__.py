@@ -13,4 +13,5 @@ from normkit.lab.sweep.progress import ProgressLines as ProgressLines
 from normkit.lab.sweep.progress import ProgressListener as ProgressListener
 from normkit.lab.sweep.progress import RunLabel as RunLabel
 from normkit.lab.sweep.progress import SweepPlan as SweepPlan
+from normkit.lab.sweep.progress import outcome as outcome
 from normkit.lab.sweep.progress import run_labels as run_labels

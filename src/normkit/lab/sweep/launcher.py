@@ -14,6 +14,7 @@ from typing import Any
 
 from normkit.errors import NormkitError, UnknownName, nearest
 from normkit.lab.experiment import Experiment, Run
+from normkit.lab.provenance import with_provenance
 from normkit.lab.results import Epoch, Result
 from normkit.lab.store import DONE, FAILED, DiskFull, Owner, Store, StoreError
 from normkit.lab.store.owner import describe_owner, remove_dead_owners
@@ -177,15 +178,18 @@ class Launcher:
             for message in self.engine.poll(TICK):
                 self._handle(message)
             if self.epochs and time.monotonic() - self.written > RECORD_EVERY:
-                active = [(run, epoch) for run, epoch in self.epochs if run in self.active]
-                self.store.record_epochs(active)
-                self.epochs.clear()
-                self.written = time.monotonic()
+                self._record_epochs()
         if self.disk_full:
             raise self.disk_full
         if interrupts.requested:
             self.listener.say("Stopped. The same command goes on from here.")
             raise KeyboardInterrupt
+
+    def _record_epochs(self) -> None:
+        """What the store has not heard of runs that are not done."""
+        self.store.record_epochs([each for each in self.epochs if each[0] in self.active])
+        self.epochs.clear()
+        self.written = time.monotonic()
 
     def _hand_out(self) -> None:
         while (room := self.engine.room()) and (jobs := self._claim(room)):
@@ -243,10 +247,12 @@ class Launcher:
                 self.epochs.append((message.run, message.record))
             self.listener.progressed(message)
         elif isinstance(message, Finished):
-            self.store.finish(message.result)
+            self.store.finish(with_provenance(message.result))
             self.active.discard(message.result.run)
             self.listener.finished(message.result)
         elif isinstance(message, Stopped):
+            if self.epochs:
+                self._record_epochs()  # status shows how far a run is that has been left
             self.active.discard(message.run)
             self.store.release(self.owner, [message.run])
         else:
@@ -265,7 +271,7 @@ class Launcher:
             self.alone.add(lost.run)
         if self.losses[lost.run] > TRIES:
             times = f"lost its worker {self.losses[lost.run]} times without progress"
-            self._give_up(lost.run, f"{times}: {lost.reason}")
+            self._give_up(lost.run, f"{times}: {lost.reason}", lost.log)
         else:
             self.store.release(self.owner, [lost.run])
             self.listener.say(f"{lost.reason}; its run goes on from its checkpoint.")
@@ -281,8 +287,8 @@ class Launcher:
             self.alone.add(failed.run)
             self.store.release(self.owner, [failed.run])
         else:
-            self._give_up(failed.run, failed.reason)
+            self._give_up(failed.run, failed.reason, failed.log)
 
-    def _give_up(self, run: str, reason: str) -> None:
-        self.store.fail(run, reason)
+    def _give_up(self, run: str, reason: str, log: str = "") -> None:
+        self.store.fail(run, reason, log)
         self.listener.failed(run, reason)

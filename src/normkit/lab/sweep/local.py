@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
@@ -18,10 +18,11 @@ from typing import Protocol
 import torch
 
 from normkit.errors import OptionError
-from normkit.lab.sweep.messages import READY, STOP, Job, JobTracker, Message, WorkerSetup
+from normkit.lab.sweep.messages import READY, STOP, Failed, Job, JobTracker, Message, WorkerSetup
 from normkit.lab.sweep.worker import TRAINER
 
 TOGETHER = 4  # runs for a GPU: the most that normkit.lab.train puts side by side
+MOST_PRINTED = 64 * 1024  # bytes of what a worker has printed, that are kept of a failure
 START = "from normkit.lab.sweep.worker import main; main()"
 
 
@@ -132,6 +133,7 @@ class _Worker(JobTracker):
 
     def give(self, jobs: Sequence[Job]) -> None:
         self.assign(jobs)
+        self.log.seek(0)  # the process writes where this stands
         self.log.truncate(0)
         self.send(list(jobs))
 
@@ -148,10 +150,12 @@ class _Worker(JobTracker):
                 if message == READY:
                     self.ready = True
                 else:
+                    if isinstance(message, Failed):
+                        message = replace(message, log=join_logs(message.log, self._printed()))
                     messages.append(message)
                     self.note(message)
         except (EOFError, OSError):  # the second if the process had not read it all
-            messages += self.lost(self._death())
+            messages += self.lost(self._death(), self._printed())
         return messages
 
     def close(self) -> None:
@@ -159,6 +163,14 @@ class _Worker(JobTracker):
         self.process.kill()
         self.process.wait()
         self.log.close()
+
+    def _printed(self) -> str:
+        """What the process has printed since it got its jobs, or the end of it."""
+        size = os.fstat(self.log.fileno()).st_size
+        begin = max(0, size - MOST_PRINTED)
+        # pread: the process writes where the file's position stands
+        text = os.pread(self.log.fileno(), size - begin, begin).decode(errors="replace")
+        return text.lstrip("\0")
 
     def _death(self) -> str:
         """How it ended, and the line of its log that says most."""
@@ -169,12 +181,18 @@ class _Worker(JobTracker):
             with suppress(ValueError):
                 status = signal.Signals(-code).name
         hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
-        self.log.seek(0)
-        lines = [line.strip() for line in self.log.read().decode(errors="replace").splitlines()]
+        lines = [line.strip() for line in self._printed().splitlines()]
         # of a crash the first line says most, of a Python error the last
         fatal = [line for line in lines if line.startswith("Fatal Python error")]
         words = next((line for line in (*fatal, *reversed(lines)) if line), "")[:500]
         return f"the worker process ended ({status}{hint})" + (f": {words}" if words else "")
+
+
+def join_logs(raised: str, printed: str) -> str:
+    """The log of a failed run: its traceback, and what its process printed before."""
+    if not printed.strip():
+        return raised
+    return f"{raised.rstrip()}\n\nPrinted by its process:\n{printed}" if raised else printed
 
 
 def worker_slots(workers: int | None = None, device: str | None = None) -> list[WorkerSlot]:

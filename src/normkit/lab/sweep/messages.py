@@ -61,6 +61,7 @@ class Failed:
     reason: str
     disk_full: bool = False
     shared: bool = False  # with others at its side, one of which may be the cause
+    log: str = ""  # the traceback, and what the process printed
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class WorkerLost:
     reason: str
     ready: bool  # whether the process had started: else the run is not the cause
     shared: bool = False
+    log: str = ""  # what the process printed
 
 
 Message = Progressed | Finished | Stopped | Failed | WorkerLost
@@ -117,7 +119,7 @@ class JobTracker:
             # after an error, another process takes the next job
             self.over = isinstance(message, Failed) and not self.jobs
 
-    def lost(self, reason: str) -> list[Message]:
+    def lost(self, reason: str, log: str = "") -> list[Message]:
         """The worker is gone, and with it the jobs that it has not finished."""
         self.over = True
-        return [WorkerLost(run, reason, self.ready, self.shared) for run in self.jobs]
+        return [WorkerLost(run, reason, self.ready, self.shared, log) for run in self.jobs]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from normkit.lab.experiment import Experiment
+from normkit.lab.experiment import Experiment, variant_label
 from normkit.lab.results import DIVERGED, Result
 from normkit.lab.sweep.messages import Progressed
+
+RECENT = 16  # starts of runs that count for the next ones
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,7 @@ def run_labels(experiment: Experiment) -> dict[str, RunLabel]:
     labels: dict[str, RunLabel] = {}
     for seed in experiment.seeds:
         for variant in experiment.variants:
-            cell = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in variant.cell)
-            name = f"{variant.name} ({cell})" if cell else variant.name
+            name = variant_label(variant.name, variant.cell)
             (run,) = variant.runs((seed,))
             labels.setdefault(run.id, RunLabel(name, seed, variant.setting.train.epochs))
     return labels
@@ -59,35 +61,77 @@ class ProgressListener:
 
 
 @dataclass
+class RunPace:
+    """When a run was begun here, and how far it has come since."""
+
+    began: float
+    first: tuple[float, float] | None = None  # time and epochs when it first told of itself
+    last: tuple[float, float] | None = None  # … and at the last end of an epoch, else now
+
+
 class TimeLeft:
-    """An estimate from the seconds that an epoch of each variant has taken so far."""
+    """An estimate from what runs have taken here, by the clock on the wall.
 
-    plan: SweepPlan
-    left: dict[str, float] = field(default_factory=dict)  # epochs by run
-    speed: dict[str, float] = field(default_factory=dict)  # seconds an epoch by variant
+    A run costs its start (a process, the data, the model), and so many seconds an epoch, in which
+    evaluation is part of; of small runs that is several times what training alone takes. How many
+    runs go on at once is counted: on a GPU a worker has several.
+    """
 
-    def __post_init__(self) -> None:
-        labels = self.plan.labels
-        self.left = {run: labels[run].epochs for run in labels if run not in self.plan.done}
+    def __init__(self, plan: SweepPlan, clock: Callable[[], float] = time.monotonic) -> None:
+        self.plan, self.clock = plan, clock
+        labels = plan.labels
+        self.left: dict[str, float] = {  # epochs by run
+            run: labels[run].epochs for run in labels if run not in plan.done
+        }
+        self.paces: dict[str, RunPace] = {}  # of runs that are being trained
+        self.speed: dict[str, float] = {}  # seconds an epoch by variant
+        self.starts: list[float] = []  # seconds, in the order in which runs began
+        self.most = 0  # runs at once
+
+    def started(self, run: str) -> None:
+        self.paces[run] = RunPace(self.clock())
+        self.most = max(self.most, len(self.paces))
 
     def progressed(self, progress: Progressed) -> None:
-        label = self.plan.labels[progress.run]
+        label, now = self.plan.labels[progress.run], self.clock()
         self.left[progress.run] = max(0.0, label.epochs - progress.epochs)
-        if progress.record is not None and progress.record.epoch and progress.record.seconds:
-            self.speed[label.variant] = progress.record.seconds / progress.record.epoch
+        pace = self.paces.setdefault(progress.run, RunPace(now))
+        if pace.first is None:
+            pace.first = now, progress.epochs
+            # what came before belongs to it, if it was not resumed in the middle
+            self.starts.append(now - pace.began)
+            return
+        since, epochs = pace.first
+        if progress.epochs > epochs and (progress.record is not None or pace.last is None):
+            pace.last = now, progress.epochs
+            if progress.record is not None or label.variant not in self.speed:
+                self.speed[label.variant] = (now - since) / (progress.epochs - epochs)
 
     def over(self, run: str) -> None:
+        """A run has ended, or was left; what a run that says nothing in between took is known."""
+        label, pace = self.plan.labels[run], self.paces.pop(run, None)
+        if pace is not None and label.variant not in self.speed and label.epochs:
+            self.speed[label.variant] = (self.clock() - pace.began) / label.epochs
         self.left.pop(run, None)
 
     def seconds(self) -> float | None:
-        """None: no epoch has ended yet."""
+        """None: too little has happened to say."""
         if not self.speed:
             return None
+        now = self.clock()
         usual = sum(self.speed.values()) / len(self.speed)
-        cost = {run: self.speed.get(self.plan.labels[run].variant, usual) for run in self.left}
-        longest = max((cost[run] * left for run, left in self.left.items()), default=0.0)
-        total = sum(cost[run] * left for run, left in self.left.items())
-        return max(longest, total / self.plan.workers)  # a run is not split
+        at_once = max(self.most, self.plan.workers)
+        # the first ones include the start of a process, which the next runs find running
+        starts = self.starts[at_once:][-RECENT:] or self.starts
+        start = statistics.median(starts) if starts else 0.0
+        costs = []
+        for run, epochs in self.left.items():
+            pace, speed = self.paces.get(run), self.speed.get(self.plan.labels[run].variant, usual)
+            before = start
+            if pace is not None:
+                before = 0.0 if pace.first else max(0.0, start - (now - pace.began))
+            costs.append(before + speed * epochs)
+        return max(max(costs, default=0.0), sum(costs) / at_once)  # a run is not split
 
 
 class ProgressLines(ProgressListener):
@@ -101,6 +145,9 @@ class ProgressLines(ProgressListener):
         self.ended = len(plan.done)
         before = f", {len(plan.done)} done before" if plan.done else ""
         self.write(f"{len(plan.labels)} runs{before}; {plan.workers} at once")
+
+    def started(self, run: str) -> None:
+        self.time.started(run)
 
     def progressed(self, progress: Progressed) -> None:
         self.time.progressed(progress)
@@ -125,9 +172,11 @@ class ProgressLines(ProgressListener):
 
 
 def outcome(result: Result, metric: str) -> str:
-    """A result in three words."""
+    """A result in a few words; what diverged or collapsed is called so first."""
     if result.status == DIVERGED:
         return f"diverged {result.note}".strip()
+    if why := result.collapse():
+        return f"collapsed: {why}"
     score = result.score(metric)
     if score is None:
         return result.status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import logging
 import os
 import queue
@@ -69,10 +70,11 @@ class JobRunner:
                 self._train(group)
             except Exception as error:
                 full = disk_full_cause(error)
+                log = "".join(traceback.format_exception(error))
                 for job in group:
                     if job.run.id not in self.done:
                         reason, shared = describe_error(full or error), len(group) > 1
-                        self.send(Failed(job.run.id, reason, full is not None, shared))
+                        self.send(Failed(job.run.id, reason, full is not None, shared, log))
                 for job in waiting[len(group) :]:
                     self.send(Stopped(job.run.id))
                 return False
@@ -149,6 +151,8 @@ def disk_full_cause(error: BaseException | None) -> BaseException | None:
 def main() -> None:
     """A worker process: its argument is the number of its end of the pipe to the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's: it asks us to stop
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what is printed is in the log of a failure
     work(Connection(int(sys.argv[1])))
 
 

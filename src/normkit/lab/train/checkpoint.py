@@ -75,10 +75,21 @@ def write(state: dict[str, Any], path: Path) -> None:
     atomic_write(path, save)
 
 
-def read(path: Path) -> dict[str, Any]:
+def checkpoint_place(path: Path) -> tuple[int, int]:
+    """Epochs that are complete in a checkpoint, and steps of the next; tensors are not read."""
+    state = read(path, mmap=True)
+    try:
+        return int(state["epoch"]), int(state["at"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StaleCheckpoint(f"{path.name} does not say how far it is.") from error
+
+
+def read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     """Tensors and plain values only: a file cannot run code."""
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=mmap or None
+        )
     except Exception as error:  # of the archive, of the pickle, of whatever stands there instead
         reason = " ".join(str(error).split())[:200]
         raise StaleCheckpoint(

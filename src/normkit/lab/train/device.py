@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import normkit
+from normkit.lab.provenance import software
 from normkit.lab.train.cuda_graph import Action, Capture, capture
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -187,7 +187,7 @@ def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
 def environment(device: torch.device) -> dict[str, str]:
     """On what a run was trained: versions, device and ways of computing."""
     facts = {
-        "normkit": normkit.__version__,
+        **software(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
