@@ -115,6 +115,14 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     add("--scale", metavar="NAME", help="of those in the file: paper, lab, desk, …")
     add("--seeds", metavar="N", help="so many seeds instead of the file's; or a list, 1,2,7")
     add("--metric", metavar="NAME", help=f"instead of the file's: {', '.join(METRICS)}")
+    add(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="a key of the file with another value, train.lr=0.05; may be repeated",
+    )
     add("--store", type=Path, metavar="FILE", help=f"default {RESULTS}/NAME.sqlite")
     add_json(parser)
 
@@ -174,6 +182,7 @@ examples:
   normkit lab run my.toml
   normkit lab run my.toml --scale paper --device cuda
   normkit lab run my.toml --seeds 15 --workers 4 --no-report
+  normkit lab run my.toml --set train.lr=0.05 --set train.epochs=20
   normkit lab run my.toml --engine ray         on the machines of a Ray cluster
 
 {WHERE}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import errno
+import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from importlib.resources import as_file, files
@@ -29,6 +31,8 @@ from normkit.lab.results import Comparison
 from normkit.lab.statistics import compare
 from normkit.lab.store import DONE, FAILED, Reader, Store, StoredExperiment
 from normkit.models import require
+
+LONGEST = 60  # letters of what --set changes, in the name of a file
 
 
 def run(options: argparse.Namespace) -> int:
@@ -138,7 +142,7 @@ def list_experiments(options: argparse.Namespace) -> int:
 
 def experiment_of(options: argparse.Namespace) -> Experiment:
     """The experiment that the arguments name, with their seeds and metric."""
-    experiment = read(find(options.file), options.scale, options.metric)
+    experiment = read(find(options.file), options.scale, options.metric, options.overrides)
     if options.seeds is not None:
         experiment = dataclasses.replace(experiment, seeds=_seeds(options.seeds))
     return experiment
@@ -157,9 +161,12 @@ def store_of(options: argparse.Namespace, experiment: Experiment) -> Path:
 def beside(
     store: Path, experiment: Experiment, ending: str, options: argparse.Namespace | None = None
 ) -> Path:
-    """A file about an experiment beside its results: of a scale, and of a metric asked for."""
+    """A file about an experiment: of a scale, of what --set changes, of a metric asked for."""
     metric = None if options is None else options.metric
-    parts = [experiment.name, experiment.scale, metric or ""]
+    changed = re.sub(r"[^\w.=-]+", "_", ",".join(experiment.overrides))
+    if len(changed) > LONGEST:
+        changed = f"set-{hashlib.sha256(changed.encode()).hexdigest()[:8]}"
+    parts = [experiment.name, experiment.scale, changed, metric or ""]
     return store.with_name("-".join(filter(None, parts)) + ending)
 
 

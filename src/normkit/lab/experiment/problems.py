@@ -52,14 +52,22 @@ class BadExperiment(NormkitError, ValueError):
 class Problems:
     """A list that grows while a file is read, and becomes one error at the end."""
 
-    def __init__(self, name: str, lines: Mapping[KeyPath, int], scale: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        lines: Mapping[KeyPath, int],
+        scale: str = "",
+        typed: Mapping[KeyPath, str] | None = None,
+    ) -> None:
         self.name, self.lines, self.scale = name, lines, scale
+        self.typed = typed or {}  # keys that --set gives, as they were typed
         self.messages: dict[tuple[int, str], None] = {}
 
     def add(self, path: KeyPath, message: str) -> None:
         """Note that something is wrong at a key; the message goes on after the key's name."""
         place, line = self.locate(path)
-        self.messages[(line, f"{shown(place)} {message}" if place else message)] = None
+        text = f"{shown(place)} {message}" if place else message
+        self.messages[(line, self._origin(path) + text)] = None
 
     def unknown(self, path: KeyPath, keys: Iterable[str]) -> None:
         """Note a key that does not exist."""
@@ -68,16 +76,30 @@ class Problems:
         table = f" in {shown(place[:-1])}" if place[:-1] else ""
         other = OTHER_NAMES.get(key)
         hint = f"Did you mean {other!r}?" if other in keys else nearest(key, keys)
-        self.messages[(line, f"unknown key {key!r}{table}. {hint}")] = None
+        text = f"unknown key {key!r}{table}. {hint}"
+        self.messages[(line, self._origin(path) + text)] = None
 
     def locate(self, path: KeyPath) -> tuple[KeyPath, int]:
         """Where in the file a key of the merged experiment stands: within a scale, or outside."""
+        if self._origin(path):
+            return path, 0
         for length in range(len(path), 0, -1):
             for prefix in (("scales", self.scale), ()):
                 line = self.lines.get((*prefix, *path[:length]))
                 if line is not None:
                     return (*prefix, *path), line
         return path, 0
+
+    def _origin(self, path: KeyPath) -> str:
+        """What stands for a line, of a key that was given on the command line."""
+        for length in range(len(path), 0, -1):
+            if typed := self.typed.get(path[:length]):
+                return f"--set {typed}: "
+        if path and path not in self.lines:  # a table that only the command line has
+            for full, typed in self.typed.items():
+                if full[: len(path)] == path:
+                    return f"--set {typed}: "
+        return ""
 
     def raise_any(self) -> None:
         """One error for all of them, in the order of the file."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from normkit.lab.experiment.fields import (
     shorten,
 )
 from normkit.lab.experiment.grid import cells, read_axes, read_changes
+from normkit.lab.experiment.overrides import Overrides
 from normkit.lab.experiment.problems import BadExperiment, Problems, key_lines
 from normkit.lab.experiment.published import Scope, published_of
 from normkit.lab.experiment.records import Experiment
@@ -51,13 +52,19 @@ KEYS = (
 )  # fmt: skip
 
 
-def read(path: str | Path, scale: str | None = None, metric: str | None = None) -> Experiment:
+def read(
+    path: str | Path,
+    scale: str | None = None,
+    metric: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Experiment:
     """The experiment of a file, at a scale of the file or at the one that it chooses itself.
 
-    ``metric`` asks for another one than the file's: results hold them all.
+    ``metric`` asks for another one than the file's: results hold them all. ``overrides`` are
+    keys and values as the file would say them, ("train.lr = 0.05", …), laid over it.
     """
     path = Path(path)
-    return replace(parse(_text(path), path.stem, scale, metric), path=path)
+    return replace(parse(_text(path), path.stem, scale, metric, overrides), path=path)
 
 
 def scales(path: str | Path) -> list[str]:
@@ -67,7 +74,11 @@ def scales(path: str | Path) -> list[str]:
 
 
 def parse(
-    text: str, name: str = "experiment", scale: str | None = None, metric: str | None = None
+    text: str,
+    name: str = "experiment",
+    scale: str | None = None,
+    metric: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Experiment:
     """The experiment that a text says; ``name`` is for errors and for the store.
 
@@ -84,10 +95,11 @@ def parse(
     (6, 'gn')
     """
     document = _document(text, name)
-    problems = Problems(name, key_lines(text))
+    over = Overrides(overrides)
+    problems = Problems(name, key_lines(text), typed=over.typed)
     problems.scale = _chosen_scale(document, scale, problems)
     problems.raise_any()
-    top = _at_scale(document, problems.scale)
+    top = laid_over(_at_scale(document, problems.scale), over.table)
     _check_top(document, top, problems)
 
     axes = read_axes(top.get("grid", {}), problems)
@@ -102,12 +114,14 @@ def parse(
     variants = tuple(variants_of(drafts, top, axes, changes, cells(axes), problems))
     check_baseline(top.get("baseline"), drafts, variants, problems)
     check_equal(variants, drafts, problems)
+    over.check_effect(variants, problems)
     own = top.get("metric", Experiment.metric)
     if metric is not None and metric not in METRICS:
         raise OptionError(f"metric got {metric!r}. {nearest(metric, METRICS)}")
     scope = Scope(own, variants, axes, *_at_all_scales(document, name))
     published = published_of(top.get("published", []), metric or own, scope, problems)
-    if problems.scale != MEASURED and MEASURED in _scale_names(document):
+    elsewhere = problems.scale != MEASURED and MEASURED in _scale_names(document)
+    if elsewhere or over.change_training:
         published = ()  # measured on other data, or with other training: no number to stand by ours
     problems.raise_any()
     return Experiment(
@@ -121,6 +135,7 @@ def parse(
         **{key: top.get(key, choices[0]) for key, choices in RULES.items()},
         looks=tuple(top.get("looks", ())),
         published=published,
+        overrides=over.texts,
         **{"title": name, **{key: top[key].strip() for key in TEXTS if key in top}},
     )
 

@@ -254,6 +254,10 @@ def _rules(board: Scoreboard) -> list[str]:
     """What the file asks for beside the usual test."""
     experiment = board.experiment
     sentences = []
+    if experiment.overrides:
+        sentences.append(
+            f"The file was changed on the command line: {', '.join(experiment.overrides)}."
+        )
     comparisons = sum(variant.name != experiment.baseline for variant in experiment.variants)
     if experiment.multiplicity == "none" and comparisons > 1:
         wrong = f"{100 * (1 - (1 - ALPHA) ** comparisons):.0f} %"
