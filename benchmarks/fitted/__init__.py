@@ -1,0 +1,1 @@
+"""What a fitted conversion is worth: the figures of docs/fitted-conversion.md."""

@@ -1,0 +1,62 @@
+"""Conversions by name, as plain as they are carried, fitted, or distilled as well."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import normkit as nk
+
+# gn:8 is gn with 8 groups, or the largest number of groups that divides both 8 and the channels
+TARGETS = (
+    "gn:1", "gn:8", "gn:32", "gn:fit", "ln", "in", "pn", "rms", "dyt", "sn", "ssn", "bcn", "bgn",
+    "gbgn", "ibn", "iebn", "dn", "gw", "rbn", "ubn", "bnet", "batch_renorm", "ghost_bn",
+)  # fmt: skip
+
+
+def options_of(target: str) -> tuple[str, dict[str, Any]]:
+    name, _, groups = target.partition(":")
+    if not groups:
+        return name, {}
+    if groups == "fit":
+        return name, {"groups": "fit"}
+    return name, {"groups": int(groups), "group_policy": "gcd"}
+
+
+def plain(model: nn.Module, target: str) -> nn.Module:
+    """A converted copy; scales and shifts are carried."""
+    name, options = options_of(target)
+    converted: nn.Module = nk.convert(copy.deepcopy(model), name, example=False, **options)
+    return converted
+
+
+def fitted(
+    model: nn.Module, target: str, images: Tensor, **settings: Any
+) -> tuple[nn.Module, float, Any]:
+    """A converted copy, the seconds that it took, and the report of the fit.
+
+    ``settings`` are those of ``nk.Fit``.
+    """
+    name, options = options_of(target)
+    copied = copy.deepcopy(model)
+    synchronize(images.device)
+    start = time.perf_counter()
+    fit = nk.Fit(images, max_images=len(images), **settings)
+    plan = nk.plan_conversion(copied, name, example=False, fit=fit, **options)
+    plan.apply()
+    synchronize(images.device)
+    return copied, time.perf_counter() - start, plan.fit
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def refusal(error: Exception) -> str:
+    """The first sentence of what is said against a conversion."""
+    return " ".join(str(error).split())[:200]
