@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ from benchmarks.fitted import cifar, finetuning, rows
 from benchmarks.fitted.conversions import TARGETS
 from benchmarks.fitted.pacs import DOMAINS, read_pacs, save_pacs
 from benchmarks.fitted.tables import tables
-from benchmarks.fitted.worker import Job, decoded, work
+from benchmarks.fitted.worker import BROKEN, Job, decoded, work
 
 GRACE = 5.0  # seconds that processes have for an end of their own
 
@@ -48,20 +49,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs = context.Queue()
     for job in _jobs(options):
         jobs.put(job)
-    team = [
-        context.Process(target=work, args=(options, jobs, number), daemon=True)
-        for number in range(options.processes)
-    ]
-    for process in team:
-        process.start()
-    for process in team:
-        process.join(max(0.0, options.deadline + GRACE - time.time()))
-    late = [process for process in team if process.is_alive()]
-    for process in late:
-        process.terminate()
+    _attend(options, context, jobs)
     print(f"{len(rows.read(options.out))} rows, {time.time() - begin:.0f} s", flush=True)
     sys.stdout.flush()
     os._exit(0)  # the queue of jobs may still hold some, and would be waited for
+
+
+def _attend(options: argparse.Namespace, context: Any, jobs: Any) -> None:
+    """Processes until all jobs are done or time is up; one whose GPU is lost gets a successor."""
+
+    def begin(number: int) -> Any:
+        process = context.Process(target=work, args=(options, jobs, number), daemon=True)
+        process.start()
+        return process
+
+    team = [begin(number) for number in range(options.processes)]
+    while any(process.is_alive() for process in team):
+        if time.time() > options.deadline + GRACE:
+            for process in team:
+                process.terminate()
+            return
+        for number, process in enumerate(team):
+            if process.exitcode == BROKEN and time.time() < options.deadline:
+                team[number] = begin(number)
+        time.sleep(0.2)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--methods", nargs="+", default=list(finetuning.METHODS), choices=finetuning.METHODS)
     add("--batches", nargs="+", type=int, default=[2, 8, 1, 32])
     add("--rates", nargs="+", type=float, default=list(finetuning.RATES))
-    add("--steps", type=int, help="of fine-tuning (400 at batch 1 and 2, 300 at 8, 200 at 32)")
+    add("--steps", type=int, help="of fine-tuning (400 at batch 1 and 2, 300 at 8, 150 at 32)")
     add("--pixels", type=int, default=112)
     add("--images", type=int, default=64, help="of PACS that are fitted on (64)")
     add("--distill", type=int, default=120, help="steps on PACS (120)")

@@ -18,10 +18,11 @@ from normkit.lab.experiment import Data, Model, Run, Setting, Train
 from normkit.lab.models.build import build
 from normkit.lab.train import Training
 
-CLOSER = ("gn:1", "gn:8", "gn:32")  # all numbers of images, and both ways to distil
+CLOSER = ("gn:1", "gn:8", "gn:32")  # all numbers of images, both ways to distil
 OTHERS = ("ln", "rms", "gn:fit", "in", "bcn", "pn", "dyt", "sn", "ibn", "bgn")
 IMAGES = (64, 256, 1024)
-DISTILLED_ON = 2048  # images
+DISTILLED_ON = 1024  # images
+BATCH = 64  # of a step
 
 
 def setting(epochs: int, data: str) -> Setting:
@@ -77,21 +78,24 @@ class Conversions:
             emit({**entry, "test": self.accuracy(model), **more})
 
         if target == "bn":
-            return row("", 0, self.model)
+            return row("", 0, self.model, end=True)
+        closer = target in CLOSER
+        steps = steps if closer else steps // 4
         try:
             row("plain", 0, plain(self.model, target))
-            for count in IMAGES if target in CLOSER else (256,):
+            for count in IMAGES if closer else IMAGES[:2]:
                 model, seconds, report = fitted(self.model, target, self.images[:count])
                 row("fitted", count, model, seconds=seconds, agreement=report.agreement)
-            for parameters in ("norms", "all"):
+            for parameters in ("norms", "all") if closer else ("norms",):
                 model, seconds, report = fitted(
                     self.model, target, self.images[:DISTILLED_ON],
-                    batch=128, distill=steps, parameters=parameters,
+                    batch=BATCH, distill=steps, parameters=parameters,
                 )  # fmt: skip
                 more = {"agreement": report.agreement, "steps": steps, "best": report.distilled}
                 row(f"distilled, {parameters}", DISTILLED_ON, model, seconds=seconds, **more)
+            emit({"kind": "cifar", "target": target, "end": True})
         except NormkitError as error:
-            emit({"kind": "cifar", "target": target, "refused": refusal(error)})
+            emit({"kind": "cifar", "target": target, "refused": refusal(error), "end": True})
 
 
 def _joined(

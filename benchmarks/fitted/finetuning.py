@@ -33,11 +33,12 @@ from normkit.lab.train.cuda_graph import capture
 
 METHODS = ("bn", "frozen", "gn", "fitted", "distilled")
 TARGET = "gn:1"  # of the last three
-RATES = (1.25e-4, 5e-4, 2e-3, 8e-3)
+RATES = (6.25e-5, 2.5e-4, 1e-3, 4e-3)
 CHOOSING = (0, 1)
 SEEDS = (0, 1, 2, 3, 4)
 WARM = 0.1  # of the steps
 AT_ONCE = 10  # steps that a stream gets at a time, and has waiting at most twice
+PATIENCE = 120.0  # seconds to wait for a start that nobody makes
 SPARE = 8  # steps that recording takes, more than are trained
 
 
@@ -224,8 +225,9 @@ def fine_tune(
         settle(domain)
     count = min(slots, len(waiting))
     team = [Slot(model, pacs, batch, steps) for _ in range(count)]
+    last = time.monotonic()
     while waiting or any(slot.run for slot in team):
-        if stop():
+        if stop() or time.monotonic() - last > PATIENCE:
             return False
         busy = False
         for slot in team:
@@ -242,8 +244,10 @@ def fine_tune(
                     waiting.remove(chosen)
                     slot.begin(chosen, places[chosen])
             busy = slot.advance() or busy
+            if slot.run:
+                last = time.monotonic()
         if not busy:
-            time.sleep(0.0005)
+            time.sleep(0.0005 if any(slot.run for slot in team) else 0.1)
     return True
 
 

@@ -91,14 +91,19 @@ def _starts(rows: Sequence[Row]) -> str:
     return markdown(
         ["", *DOMAINS],
         [
-            [how, *(spread([r["test"] for r in _select(rows, how=how, domain=d)]) for d in DOMAINS)]
+            [how, *(spread(_by_seed(_select(rows, how=how, domain=d))) for d in DOMAINS)]
             for how in _seen(rows, "how")
         ],
     )
 
 
+def _by_seed(rows: Iterable[Row]) -> list[float]:
+    """One value a seed, the last if one was measured again after an interruption."""
+    return list({row["seed"]: row["test"] for row in rows}.values())
+
+
 def _cifar(rows: Sequence[Row]) -> str:
-    rows = _select(rows, kind="cifar")
+    rows = [row for row in _select(rows, kind="cifar") if "test" in row or "refused" in row]
     whole = [row["test"] for row in _select(rows, target="bn")]
     lines = []
     for row in rows:
@@ -132,7 +137,7 @@ def chosen(rows: Sequence[Row]) -> tuple[float, list[float]] | None:
     if not tried or min(counts.values()) < len(CHOOSING):
         return None
     lr = best_rate(tried)
-    return lr, [row["test"] for row in rows if row["lr"] == lr]
+    return lr, _by_seed(row for row in rows if row["lr"] == lr)
 
 
 def _fine_tuning(rows: Sequence[Row]) -> str:

@@ -19,8 +19,9 @@ from benchmarks.fitted.pacs import Pacs, features, linear_head, lite0, load_pacs
 from normkit.errors import NormkitError
 
 Job = tuple[str, ...]
-STEPS = {1: 400, 2: 400, 8: 300, 32: 200}  # of fine-tuning, by batch size
+STEPS = {1: 400, 2: 400, 8: 300, 32: 150}  # of fine-tuning, by batch size
 DISTILLED = ("gn:1", "gn:8", "gn:32", "ln", "in", "bcn")  # targets that are distilled as well
+BROKEN = 3  # exit status of a process whose GPU context is lost
 
 
 def decoded(options: argparse.Namespace) -> Path:
@@ -43,6 +44,9 @@ def work(options: argparse.Namespace, jobs: Any, number: int) -> None:
         except Exception as error:  # one part that fails must not end the others
             traceback.print_exc()
             note = f" failed: {type(error).__name__}"
+            if "CUDA" in str(error):  # after which nothing in this process will work
+                print(f"[{number}] {' '.join(job)}{note}", flush=True)
+                os._exit(BROKEN)
         left = options.deadline - time.time()
         line = f"{' '.join(job)}{note}, {time.time() - begin:.0f} s"
         print(f"[{number}] {line} ({left:.0f} s left)", flush=True)
@@ -191,8 +195,7 @@ class Worker:
 
     def _cifar_job(self, target: str) -> None:
         options = self.options
-        done = rows.read(options.out, kind="cifar", target=target)
-        if any("all" in row.get("how", "") or "refused" in row for row in done):
+        if rows.read(options.out, kind="cifar", target=target, end=True):
             return
         while not self._cifar_weights.exists():
             if self.late() or self._cifar_weights.with_suffix(".failed").exists():
