@@ -87,6 +87,7 @@ class Slot:
         self.stream = torch.cuda.Stream(device) if self.cuda else None
         self.step: Callable[[], None] = self._step
         if self.stream is not None:
+            torch.cuda.synchronize(device)  # everything above was made on another stream
             replay = capture(self._step, self.stream)
             if isinstance(replay, str):
                 print(f"not recorded: {replay}", flush=True)
@@ -218,6 +219,7 @@ def fine_tune(
             return
         settled.add(domain)
         lr = best_rate([row for row in tried if row is not None])
+        print(f"{method}, batch {batch}, {domain}: learning rate {lr:g}", flush=True)
         more = [FineTune(domain, lr, seed) for seed in SEEDS if seed not in CHOOSING]
         waiting.extendleft(run for run in reversed(more) if run not in done)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
@@ -70,14 +70,16 @@ def inputs_of(images: Tensor) -> Tensor:
     return (images.float() - MEAN) / STD
 
 
-def read_pacs(path: Path, pixels: int, limit: int | None = None) -> Pacs:
-    """From a zip of PACS/DOMAIN/CLASS/NAME.webp; ``limit`` images of each domain."""
+def read_pacs(
+    path: Path, pixels: int, limit: int | None = None, wanted: Collection[str] = DOMAINS
+) -> Pacs:
+    """From a zip of PACS/DOMAIN/CLASS/NAME.webp; ``limit`` images of each domain wanted."""
     with zipfile.ZipFile(path) as archive:
         names = sorted(name for name in archive.namelist() if name.endswith(".webp"))
         classes = sorted({name.split("/")[-2] for name in names})
         chosen: list[str] = []
         domains = {}
-        for domain in DOMAINS:
+        for domain in (name for name in DOMAINS if name in wanted):
             own = [name for name in names if f"/{domain}/" in name]
             order = torch.randperm(len(own), generator=torch.Generator().manual_seed(0))
             picked = [own[i] for i in order[:limit].tolist()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import queue
 import time
@@ -171,6 +172,7 @@ class Worker:
             self.backbone, pacs, method, int(batch), steps, options.out, domains=options.domains,
             start=self._start, slots=options.slots, rates=options.rates, stop=self.late,
         )  # fmt: skip
+        gc.collect()  # slots refer to themselves, and hold memory
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
