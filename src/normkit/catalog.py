@@ -29,10 +29,17 @@ def names(kind: str | None = None) -> list[str]:
 
 
 def find(name: str) -> type[Any]:
-    """The class of a name, or an error that suggests the nearest one."""
-    if name not in ENTRIES:
+    """The class of a name, or an error that suggests the nearest one.
+
+    What people or torch.nn call a layer will do, if that is only one of the catalog:
+
+    >>> find("GroupNorm") is find("group_norm") is find("gn")
+    True
+    """
+    resolved = name if name in ENTRIES else meant(name, ENTRIES)
+    if resolved is None:
         raise UnknownName(f"There is no normalizer {name!r}. {suggestion(name, ENTRIES)}")
-    return ENTRIES[name]
+    return ENTRIES[resolved]
 
 
 def suggestion(name: Any, known: Iterable[str]) -> str:

@@ -298,8 +298,8 @@ def test_old_checkpoints_load_into_the_converted_model() -> None:
     ("arguments", "options", "error", "words"),
     [
         (("ubm",), {}, UnknownName, "no target 'ubm'. Did you mean 'ubn'"),
-        (("torchbn",), {}, UnknownName, "Did you mean 'torch_bn'"),
-        (("GN",), {}, UnknownName, "Did you mean 'gn'"),
+        (("torch_b",), {}, UnknownName, "Did you mean 'torch_bn'"),
+        (("GNN",), {}, UnknownName, "Did you mean 'gn'"),
         (("ws",), {}, UnknownName, "normkit.standardize"),
         ((nn.Conv2d,), {}, UnknownName, "Conv2d is no layer"),
         ((7,), {}, UnknownName, "no target 7"),

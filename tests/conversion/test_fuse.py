@@ -380,3 +380,36 @@ def test_on_a_cpu_a_backward_does_not_pay_for_the_fusion(monkeypatch: pytest.Mon
     torch.testing.assert_close(y, again)
     assert y.grad_fn is not None
     assert "Relu" in type(y.grad_fn).__name__
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+def test_on_a_cpu_a_fused_sum_takes_no_memory_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, activation: str
+) -> None:
+    """torchvision adds and rectifies in place; the fused block made a new tensor for each, so that
+    a training step took 1.05 to 1.08 times as long as without fusing. Where no backward needs what
+    came before, the sum and the ReLU are written over it; gradients are those of the parts."""
+    written: list[int] = []
+    run = nk.BN.run
+
+    def note(norm: nk.BN, *args: Any) -> Any:
+        result = run(norm, *args)
+        written.append(result[0].data_ptr())
+        return result
+
+    monkeypatch.setattr(nk.BN, "run", note)
+    torch.manual_seed(0)
+    norm = nk.BN(3, dtype=torch.float64)
+    norm.apart_on_cpu = True
+    x, skip = (torch.randn(4, 3, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    y = norm(x, skip, activation)
+    assert (y.data_ptr() == written[0]) == (activation != "silu")  # silu's gradient needs its input
+    twin = nk.BN(3, dtype=torch.float64)
+    apart = twin(x) + skip
+    apart = apart if activation == "none" else getattr(nn.functional, activation)(apart)
+    torch.testing.assert_close(y, apart)
+    dy = torch.randn_like(y)
+    ours = torch.autograd.grad(y, (x, skip, norm.weight, norm.bias), dy)
+    parts = torch.autograd.grad(apart, (x, skip, twin.weight, twin.bias), dy)
+    for a, b in zip(ours, parts, strict=True):
+        torch.testing.assert_close(a, b)

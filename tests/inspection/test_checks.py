@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import normkit as nk
 from normkit.errors import OptionError
 from normkit.inspection import refuse_wrapped, survey
 
@@ -79,3 +80,79 @@ def test_distributed_models_are_refused() -> None:
 def test_a_traced_graph_of_modules_is_fine() -> None:
     traced = torch.fx.symbolic_trace(network())
     assert [site.path for site in survey(traced)] == ["1"]
+
+
+# ---------------------------------------------------------------- integers
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.ao.quantization is deprecated, and says so
+def test_a_quantized_model_is_refused_by_every_verb() -> None:
+    """A ResNet of int8 was told that it "has no normalization layers": they had gone into the
+    convolutions. The model before quantization has FloatFunctional inside, and is fine."""
+    ao = pytest.importorskip("torch.ao.quantization")
+    model = nn.Sequential(ao.QuantStub(), *network(), ao.DeQuantStub()).eval()
+    assert len(survey(model)) == 1
+    model.add_module("sum", torch.ao.nn.quantized.FloatFunctional())
+    assert len(survey(model)) == 1
+    del model.sum
+    ao.fuse_modules(model, ["1", "2", "3"], inplace=True)
+    model.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)
+    ao.prepare(model, inplace=True)
+    model(X)
+    ao.convert(model, inplace=True)
+    model(X)
+    batches = [(X, torch.zeros(2, dtype=torch.long))]
+    for verb in (
+        lambda: nk.survey(model),
+        lambda: nk.convert(model, "gn"),
+        lambda: nk.diagnose(model, batches),
+        lambda: nk.calibrate(model, batches),
+        lambda: nk.adapt(model, batches),
+        lambda: nk.attribute_gap(model, batches),
+        lambda: nk.observe(model),
+        lambda: nk.fold(model),
+        lambda: nk.fuse(model),
+        lambda: nk.standardize(model),
+        lambda: nk.freeze(model),
+        lambda: nk.recipes.micro_batch(model),
+    ):
+        with pytest.raises(OptionError, match=r"quantized.*before quantization"):
+            verb()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_linear_layers_of_integers_do_not_hide_the_norms() -> None:
+    ao = pytest.importorskip("torch.ao.quantization")
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    ao.quantize_dynamic(model, {nn.Linear}, inplace=True)
+    assert type(model[0]) is not nn.Linear
+    assert isinstance(nk.convert(model, "rbn")[1], nk.RBN)
+
+
+# ---------------------------------------------------------------- sparse inputs
+
+
+def test_models_that_take_sparse_tensors_are_looked_at() -> None:
+    """diagnose, calibrate and adapt ended in torch's NotImplementedError of as_strided."""
+
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(9, 6))
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.norm(torch.sparse.mm(x, self.weight))
+            return y
+
+    model = Bag().eval()
+    words = torch.randn(4, 8, 9).relu()
+    labels = torch.randint(6, (4, 8))
+    sparse = [(x.to_sparse(), y) for x, y in zip(words, labels, strict=True)]
+    dense = list(zip(words, labels, strict=True))
+    ours, theirs = nk.diagnose(model, sparse), nk.diagnose(model, dense)
+    assert [f.kind for f in ours.findings] == [f.kind for f in theirs.findings]
+    assert nk.calibrate(model, sparse).kept
+    expected = (words.flatten(0, 1) @ model.weight).mean(0)
+    assert torch.allclose(model.norm.running_mean, expected, atol=1e-5)
+    nk.adapt(model, sparse)

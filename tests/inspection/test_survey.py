@@ -284,3 +284,10 @@ def test_a_module_of_convolutions_feeds_a_norm_by_its_last_one() -> None:
     # attention is made of linear layers too, and is not a chain of them
     linear = Chain(nn.Linear(3, 9), nn.Linear(9, 4))
     assert neighbours(nn.Sequential(linear, nn.LayerNorm(4))) == {"1": (None, None)}
+
+
+def test_a_layer_without_eps_has_none_in_the_table() -> None:
+    """dyt divides by nothing, and the table gave it an eps of 1e-05."""
+    found = survey(nn.Sequential(nk.DyT(8), nk.GN(8, eps=1e-3)))
+    assert [site.eps for site in found] == [None, 1e-3]
+    assert "eps" not in str(survey(nn.Sequential(nk.DyT(8))))

@@ -49,6 +49,10 @@ class TestEveryLayer:
     def test_not_floating_point(self, name, dtype):
         refused(build((name, {})), inputs().to(dtype), DtypeError, rf"{dtype}.*float\(\)")
 
+    def test_sparse(self, name):
+        """It was torch's "unsupported memory format option Contiguous"."""
+        refused(build((name, {})), inputs().to_sparse(), ShapeError, r"sparse_coo.*to_dense\(\)")
+
     def test_other_device(self, name):
         layer = nk.make(name, CHANNELS)
         if not (*layer.parameters(), *layer.buffers()):

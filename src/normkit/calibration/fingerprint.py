@@ -43,6 +43,7 @@ class Fingerprint:
         first = next(tensors_in(batch), None)
         if first is None or first.dim() == 0:
             return
+        first = first.to_dense() if first.layout is not torch.strided else first
         each = max(1, AT_ONCE // max(first[:1].numel(), 1))
         for rows in first.split(each):
             self.value = (self.value + int(_hashes(rows).sum().item())) % WIDE

@@ -95,12 +95,13 @@ def _names(chosen: list[str]) -> list[str]:
     from normkit import catalog
 
     known = catalog.names("activation")
-    for name in chosen:
-        if name not in known:
+    resolved = {name: catalog.meant(name, known) for name in chosen}
+    for name, layer in resolved.items():
+        if layer is None:
             raise UnknownName(
                 f"There is no activation layer {name!r}. {catalog.suggestion(name, known)}"
             )
-    return list(dict.fromkeys(chosen)) or known
+    return list(dict.fromkeys(filter(None, resolved.values()))) or known
 
 
 def _contestants(names: list[str], spec: InputSpec) -> tuple[dict[str, nn.Module], list[str]]:

@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from normkit.conversion.forward_probe import difference, full_precision, leaves, noise, rounding
 from normkit.core.trained import TrainedBN
 from normkit.inspection import Site, undisturbed
+from normkit.inspection.checks import is_quantized
 from normkit.inspection.kinds import layer_of
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
@@ -108,7 +109,7 @@ def _is_quantized(norm: nn.Module) -> bool:
     """Whether it works with integers, as torch.ao's norms of the same names do."""
     tables = [t for name in TABLES if isinstance(t := getattr(norm, name, None), Tensor)]
     whole = any(t.is_quantized or not t.is_floating_point() for t in tables)
-    return whole or any(".quantized" in base.__module__ for base in type(norm).__mro__)
+    return whole or is_quantized(norm)
 
 
 def _computed(norm: nn.Module) -> str:

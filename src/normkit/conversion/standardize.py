@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
-from normkit.catalog import ENTRIES, names, suggestion
+from normkit.catalog import ENTRIES, meant, names, suggestion
 from normkit.conversion.edits import NONE, Edit, Modules, Successor, check_all, do_all
 from normkit.errors import NormkitError, NothingToDo, OptionError, UnknownName, nearest
 from normkit.inspection import convolutions_before_norms, refuse_wrapped
@@ -73,7 +73,7 @@ def standardizing(paths: Iterable[str], method: str = USUAL, **options: Any) -> 
     """The edits that normalize the weights of these convolutions."""
     paths = list(paths)
     edits: list[Edit] = [Standardize(path, method, **options) for path in paths]
-    if METHODS[method].computed_together and len(paths) > 1:
+    if _method(method, options).computed_together and len(paths) > 1:
         edits.append(ComputeTogether(paths))
     return edits
 
@@ -114,9 +114,10 @@ def refuse_shared(model: nn.Module, convolutions: dict[str, nn.Module]) -> None:
 
 def _method(method: str, options: dict[str, Any]) -> type[WeightNormalizer]:
     """The class of that name, once it is known to have the options."""
-    if method not in METHODS:
+    name = meant(method, METHODS)
+    if name is None:
         raise UnknownName(f"standardize knows no method {method!r}. {suggestion(method, METHODS)}")
-    kind = METHODS[method]
+    kind = METHODS[name]
     # device and type are those of each weight
     own = [name for name in kind.options() if name not in ("device", "dtype")]
     for name in options:

@@ -49,7 +49,10 @@ class Target:
 
 
 def find_target(to: str | type) -> Target:
-    """The target of a name or class, or an error that suggests the nearest one."""
+    """The target of a name or class, or an error that suggests the nearest one.
+
+    "GroupNorm" and "group_norm" are gn of the catalog; torch's own is "torch_gn", or the class.
+    """
     if isinstance(to, type):
         for target in TARGETS.values():
             if to in target.classes:
@@ -58,21 +61,21 @@ def find_target(to: str | type) -> Target:
             f"{to.__name__} is no layer that norms can be converted to. Try one of "
             f"{', '.join(sorted(TARGETS))}."
         )
-    if to in WEIGHTS:
+    if method := meant(to, WEIGHTS):
         raise UnknownName(
-            f"{to!r} normalizes weights, not activations. Try normkit.standardize(model, {to!r})."
+            f"{to!r} normalizes weights, not activations. "
+            f"Try normkit.standardize(model, {method!r})."
         )
-    if to not in TARGETS:
-        word = spoken_form(to)
-        own = [t.name for t in _OF_TORCH if word in {c.__name__.lower() for c in t.classes}]
-        names_meant = [*filter(None, [meant(to, TARGETS)]), *own]
-        hint = (
-            f"Did you mean {' or '.join(map(repr, names_meant))}?"
-            if names_meant
-            else nearest(str(to).lower(), TARGETS)
-        )
-        raise UnknownName(f"There is no target {to!r}. {hint}")
-    return TARGETS[to]
+    name = to if to in TARGETS else meant(to, TARGETS) or _meant_of_torch(to)
+    if name is None:
+        raise UnknownName(f"There is no target {to!r}. {nearest(str(to).lower(), TARGETS)}")
+    return TARGETS[name]
+
+
+def _meant_of_torch(name: str) -> str | None:
+    """The target for the name of a class of torch that the catalog has not."""
+    word = spoken_form(name)
+    return next((t.name for t in _OF_TORCH for c in t.classes if word == c.__name__.lower()), None)
 
 
 def _catalog_target(name: str) -> Target:

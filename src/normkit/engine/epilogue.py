@@ -57,6 +57,16 @@ def epilogue_(y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
     return F.silu(y, inplace=True) if activation == "silu" else y
 
 
+def followed_by(y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+    """activation(y + residual) for autograd, over y where no backward needs y: nothing is written
+    that would have to be fetched from memory again. y is the output of a map, known to nobody."""
+    if residual is not None:
+        y = y.add_(residual)
+    if activation == "relu":
+        return y.relu_()  # its backward looks at its result
+    return F.silu(y) if activation == "silu" else y  # its backward looks at what goes in
+
+
 def before(grad: Tensor, pre: Tensor, activation: str) -> Tensor:
     """The gradient before the activation, from the one after it and what went into it."""
     if activation == "relu":

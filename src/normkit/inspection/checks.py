@@ -8,6 +8,7 @@ from torch import nn
 from torch._ops import OpOverload
 
 from normkit.errors import OptionError, ShapeError
+from normkit.inspection.kinds import kind_of
 
 # by the name of a class among the bases, since importing compilers and the like takes seconds
 INSIDE = {  # where the model is that they wrap
@@ -54,6 +55,29 @@ def refuse_wrapped(model: nn.Module) -> None:
         nodes = module.graph.nodes if "GraphModule" in names else ()
         if any(isinstance(node.target, OpOverload) for node in nodes):
             raise OptionError(f"{place} {EXPORTED}")
+    _refuse_quantized(model)
+
+
+def _refuse_quantized(model: nn.Module) -> None:
+    """An error for a model of integers, in which no floating-point norm is left."""
+    integers = [path for path, module in model.named_modules() if is_quantized(module)]
+    if integers and not any(
+        kind_of(m) is not None and not is_quantized(m) for m in model.modules()
+    ):
+        more = f" and {len(integers) - 1} more" if len(integers) > 1 else ""
+        raise OptionError(
+            f"The model is quantized: {integers[0] or 'it'}{more} work with integers, into which "
+            "its norms have gone. Call this on the model before quantization, and quantize it "
+            "again afterwards."
+        )
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether it works with integers, as torch.ao's modules of the same names as torch's do."""
+    if type(module).__name__ in ("FloatFunctional", "FXFloatFunctional"):  # not yet
+        return False
+    # those in dynamic/ and reference/ work with floating-point numbers
+    return any(".quantized.modules" in kind.__module__ for kind in type(module).__mro__)
 
 
 def refuse_lazy(model: nn.Module) -> None:

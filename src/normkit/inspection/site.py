@@ -130,7 +130,7 @@ def facts_of(module: nn.Module) -> dict[str, Any]:
         "class_name": type(module).__name__,
         "channels": channel_count(norm),
         "groups": None if groups is None else int(groups),
-        "eps": _number(norm, "eps", "variance_epsilon"),
+        "eps": _number(norm, "eps", "variance_epsilon") if getattr(norm, "has_eps", True) else None,
         "momentum": momentum if tracked and isinstance(momentum, int | float) else None,
         "affine": _is_affine(norm),
         "tracked": tracked,

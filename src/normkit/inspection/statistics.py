@@ -256,6 +256,8 @@ def running_moments(norm: nn.Module) -> Moments | None:
 
 def channel_moments(x: Tensor, axis: int = 1) -> Moments:
     """Mean and variance of each sample and channel, tables (N, C) in the widest number type."""
+    if x.layout is not torch.strided:  # a sparse input of the model
+        x = x.to_dense()
     return _joined([_moments(part) for part in _chunks(x.movedim(axis, 1))])
 
 

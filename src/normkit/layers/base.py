@@ -22,7 +22,7 @@ from normkit.core.tracing import node_of
 from normkit.core.trained import DECAYED, NOT_DECAYED, SCALES, FixedMap, ParameterRole, TrainedBN
 from normkit.engine.dispatch import KERNELS, Path, decide
 from normkit.engine.epilogue import check as check_epilogue
-from normkit.engine.epilogue import epilogue, followed
+from normkit.engine.epilogue import epilogue, followed, followed_by
 from normkit.engine.normalize import fused, normalize
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 from normkit.layers.measured import Measured, Refusal
@@ -54,6 +54,7 @@ class Normalizer(Configured, Measured):
     # parameters that only undo, at first, what the layer does beyond a batch norm: after one
     # without scale and shift they are not trained
     compensates: tuple[str, ...] = ()
+    has_eps: ClassVar[bool] = True  # whether it divides by a deviation
     apart_on_cpu = False  # set by fuse: speed matters more than memory, see engine.dispatch.Path
     weight: Tensor | None
     bias: Tensor | None
@@ -118,7 +119,7 @@ class Normalizer(Configured, Measured):
         )
         if self.apart_on_cpu and path.apart and torch.is_grad_enabled():
             check_epilogue(x, residual, activation)
-            return epilogue(self.run(path, x, state, fusion)[0], residual, activation)
+            return followed_by(self.run(path, x, state, fusion)[0], residual, activation)
         return self.run(path, x, state, fusion, residual, activation)[0]
 
     def check_size(self, x: Tensor) -> None:
@@ -308,6 +309,12 @@ class Normalizer(Configured, Measured):
     # ---------------------------------------------------------------- shared machinery
 
     def check(self, x: Tensor) -> None:
+        if x.layout is not torch.strided:
+            kind = str(x.layout).removeprefix("torch.")
+            raise ShapeError(
+                f"{title(self)} expects a dense tensor, got one with the layout {kind}. "
+                "Try x.to_dense()."
+            )
         if x.dim() < 2 or x.shape[1] != self.channels:
             raise ShapeError(
                 f"{title(self)} expects input (N, {self.channels}, *spatial), "

@@ -46,6 +46,8 @@ class DyT(Normalizer):
         same_in_eval=True,
     )
 
+    has_eps = False
+
     def __init__(self, channels: int, *, alpha_init: float = 0.5, **options: Any) -> None:
         super().__init__(channels, **options)
         self.alpha_init = self._number("alpha_init", alpha_init)

@@ -48,6 +48,7 @@ def data_of(batches: list[LoaderBatch], loader: Any, complete: bool) -> LoaderFa
             x = None  # images of several sizes are no batch
         if x is None or not x.is_floating_point() or x.dim() < 2 or x.numel() == 0:
             continue
+        x = x if x.layout is torch.strided else x.to_dense()
         if x.dim() == 4:
             image_sizes.add(tuple(x.shape[2:]))
         if pooling.total is None or pooling.total.mean.shape[1] == x.shape[1]:
@@ -152,11 +153,19 @@ def _every(batches: list[LoaderBatch], first: int, count: int) -> LoaderBatch:
     return LoaderBatch(*(_joined(list(each), chosen) for each in parts))
 
 
+def _taken(x: Tensor, some: slice) -> Tensor:
+    if x.layout is torch.strided:
+        return x[some]
+    return x.index_select(
+        0, torch.arange(len(x), device=x.device)[some]
+    )  # sparse ones have no views
+
+
 def _joined(parts: list[Any], chosen: list[slice]) -> Any:
     """The chosen samples of each part, one behind the other."""
     first = parts[0]
     if isinstance(first, Tensor):
-        return torch.cat([part[some] for part, some in zip(parts, chosen, strict=True)])
+        return torch.cat([_taken(part, some) for part, some in zip(parts, chosen, strict=True)])
     if isinstance(first, ModelCall):
         return replace(first, batch=_joined([part.batch for part in parts], chosen))
     if isinstance(first, Mapping):
