@@ -311,10 +311,7 @@ class Normalizer(Configured, Measured):
     def check(self, x: Tensor) -> None:
         if x.layout is not torch.strided:
             kind = str(x.layout).removeprefix("torch.")
-            raise ShapeError(
-                f"{title(self)} expects a dense tensor, got one with the layout {kind}. "
-                "Try x.to_dense()."
-            )
+            raise ShapeError(f"{title(self)} expects dense input, got {kind}. Try x.to_dense().")
         if x.dim() < 2 or x.shape[1] != self.channels:
             raise ShapeError(
                 f"{title(self)} expects input (N, {self.channels}, *spatial), "
