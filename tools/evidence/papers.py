@@ -176,8 +176,8 @@ def _lines() -> Iterator[str]:
     rest = total - measured - drawings
     yield f"other {rest} have none, mostly because they are not image classification."
     yield '`normkit lab run NAME` trains one; at the scale "paper" it follows what was published,'
-    yield "and `difference` in its file says where it cannot. This page is written by `make evidence`"
-    yield "from `tools/evidence/papers.py`."
+    yield "and `difference` in its file says where it cannot. This page is written by"
+    yield "`make evidence` from `tools/evidence/papers.py`."
     for paper in PAPERS:
         yield ""
         yield f"## {paper.title}"

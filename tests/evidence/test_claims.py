@@ -1,0 +1,157 @@
+"""The claims: their experiments, what results mean for them, and the page that is made of both."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from normkit.lab.experiment.checks import check_models, different_ground
+from normkit.lab.experiment.reading import scales
+from normkit.lab.results import DONE, Epoch, Result
+from tools.evidence.claims import ALL, CLAIMS, STAGES, Claim, experiment_of, ordered_runs
+from tools.evidence.judge import judge
+from tools.evidence.page import evidence_page
+from tools.evidence.results import read_results, write_results
+from tools.evidence.train import small
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(path.stem for path in CLAIMS.glob("*.toml"))
+
+
+def test_the_page_is_what_the_committed_results_give() -> None:
+    assert (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8") == evidence_page(), (
+        "docs/evidence.md differs from the committed results: run make evidence"
+    )
+
+
+def test_all_letters_are_there_and_all_files_are_used() -> None:
+    assert {claim.letter for claim in ALL} == set("abcdefghijklmnop")
+    assert {claim.file for claim in ALL if claim.file} == set(FILES)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_an_experiment_can_be_read_and_says_what_it_is(file: str) -> None:
+    assert scales(CLAIMS / f"{file}.toml") == ["lab"]
+    experiment = experiment_of(file)
+    assert experiment.scale == "lab"
+    assert len(experiment.seeds) >= 5
+    assert experiment.question.endswith("?")
+    assert experiment.source.partition("), ")[2]  # a paper and its table
+    assert len(experiment.difference) > 20
+    assert different_ground(experiment) == []
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: f"{claim.letter}, {claim.text}")
+def test_a_claim_names_what_its_experiment_has(claim: Claim) -> None:
+    if not claim.file:
+        assert claim.source
+        assert claim.why_not
+        return
+    experiment = experiment_of(claim.file)
+    names = {variant.name for variant in experiment.variants}
+    assert {*claim.expected, claim.baseline or experiment.baseline} <= names
+    for key, value in claim.cell.items():
+        assert value in {dict(cell).get(key) for cell in experiment.cells()}
+
+
+def test_models_of_the_claims_can_be_made() -> None:
+    check_models(experiment_of("l-weight-norms"))  # the others take as long: seconds each
+
+
+def test_headlines_are_trained_first_and_nothing_twice() -> None:
+    runs = ordered_runs()
+    assert len({run.id for run in runs}) == len(runs)
+    first = {run.id for run in experiment_of(STAGES[0].file).runs()}
+    assert {run.id for run in runs[: len(first)]} == first
+    assert small(runs[0]).id != runs[0].id
+
+
+# ------------------------------------------------------------------ made-up results
+
+
+def made_up(
+    file: str, better: dict[str, float], *, seeds: int = 5, collapsed: str = ""
+) -> dict[str, Result]:
+    """Results in which variants are better than 80 % by so much, with a spread of 0.002."""
+    experiment = experiment_of(file)
+    results = {}
+    for variant in experiment.variants:
+        for run in variant.runs(experiment.seeds[:seeds]):
+            noise = random.Random(f"{variant.name} {run.seed}").uniform(-0.002, 0.002)
+            score = 0.8 + better.get(variant.name, 0.0) + noise
+            if variant.name == collapsed and run.seed == 1:
+                score = 0.1
+            measures = {"condensation": 0.9 - score, "stat_diff": [1 - score, None, 1 - score]}
+            epochs = tuple(
+                Epoch(i, test_accuracy=score, test_loss=0.5, test_one_class=0.2, measures=measures)
+                for i in range(1, 6)
+            )
+            results[run.id] = Result(
+                run.id, DONE, (5,), epochs, 2.0, 10, classes=10, test_samples=10_000
+            )
+    return results
+
+
+def claim_of(text: str) -> Claim:
+    [claim] = [claim for claim in ALL if claim.text == text]
+    return claim
+
+
+@pytest.mark.parametrize(
+    ("gain", "answer"),
+    [(0.02, "holds"), (-0.02, "contradicted"), (0.0, "does not hold")],
+)
+def test_what_a_difference_means(gain: float, answer: str) -> None:
+    rows = judge(claim_of("UBN beats BN at the end"), made_up("g-ubn", {"ubn": gain}, seeds=15))
+    assert [row.answer for row in rows] == [answer, answer]
+    assert all(row.pairs == 15 for row in rows)
+
+
+def test_equal_is_what_equal_means() -> None:
+    claim = claim_of("a batch norm before the network equals offline statistics")
+    rows = judge(claim, made_up("d-input-norm", {"fixed": -0.03}))
+    assert {(row.variant, row.answer) for row in rows} == {
+        ("offline", "holds"),
+        ("fixed", "does not hold"),
+    }
+
+
+def test_another_baseline_than_the_experiments() -> None:
+    results = made_up("l-ws-bcn", {"gn": -0.1, "gn + ws": -0.05}, seeds=15)
+    [first, _] = judge(claim_of("WS helps GN"), results)
+    assert (first.baseline, first.variant, first.answer) == ("gn", "gn + ws", "holds")
+    assert first.difference == pytest.approx(0.05, abs=0.002)
+
+
+def test_a_lost_run_is_told() -> None:
+    rows = judge(claim_of("BCN + WS beats BN"), made_up("l-ws-bcn", {}, collapsed="bcn + ws"))
+    assert {(row.answer, row.lost) for row in rows} == {("unstable", 1)}
+
+
+def test_measures_are_compared_like_scores() -> None:
+    claim = claim_of("WS keeps the channels of a group alike (StatDiff)")
+    rows = judge(claim, made_up("l-ws-bcn", {"gn + ws": 0.1}))
+    assert [row.answer for row in rows] == ["holds", "holds"]
+    assert rows[0].baseline_mean == pytest.approx(0.2, abs=0.002)
+
+
+def test_claims_without_results_are_not_run() -> None:
+    assert judge(claim_of("WS helps GN"), {}) == []
+
+
+def test_results_come_back_from_their_file(tmp_path: Path) -> None:
+    experiment, results = experiment_of("g-ubn"), made_up("g-ubn", {"ubn": 0.01}, seeds=2)
+    assert write_results(experiment, {}, tmp_path) is None
+    write_results(experiment, results, tmp_path)
+    again = read_results(experiment, tmp_path)
+    assert again.keys() == results.keys()
+    for run, result in results.items():
+        assert again[run].score("accuracy") == pytest.approx(result.score("accuracy"), abs=1e-6)
+        assert again[run].collapse() == result.collapse()
+    text = evidence_page(tmp_path)
+    assert (
+        "| g | UBN beats BN at the end | UBN (Wang et al. 2024), table 4 and figure 1 | 2 |" in text
+    )
+    assert "Not run: the lab has no corrupted test images yet." in text

@@ -1,0 +1,153 @@
+"""The claims of the five papers that are measured here: in what order, and what each expects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from normkit.lab.experiment import Cell, Experiment, Run
+from normkit.lab.experiment.reading import read
+
+CLAIMS = Path(__file__).parents[2] / "experiments" / "claims"
+BETTER, EQUIVALENT, NOT_WORSE = "better", "equivalent", "not worse"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and which comparisons of which experiment decide it.
+
+    ``expected`` is by variant; ``cell`` keeps it to the cells with these values. A ``measure`` is
+    compared instead of the metric, see ``judge.measured``: less is better.
+    """
+
+    letter: str
+    text: str
+    file: str = ""  # in experiments/claims, without .toml
+    expected: Mapping[str, str] = field(default_factory=dict)
+    baseline: str = ""  # if it is not the experiment's
+    cell: Mapping[str, object] = field(default_factory=dict)
+    measure: str = ""
+    source: str = ""  # if it is not what the file says
+    epoch: int = 0  # judged after this one; 0: where the experiment judges
+    why_not: str = ""  # of a claim that cannot be run here
+
+
+ALL = (
+    Claim("a", "γ = 0.1 with c = 100 beats γ = 1 at a learning rate of 0.1",
+          "a-small-start-scale", {"γ 0.1, c 100": BETTER}),
+    Claim("b", "the same holds at a learning rate of 0.01",
+          "b-lower-rate", {"γ 0.1, c 100": BETTER, "γ 0.05, c 100": BETTER}),
+    Claim("c", "slow scales alone (c = 100) help", "c-each-half", {"γ 1, c 100": BETTER}),
+    Claim("c", "small start scales alone (γ = 0.1, c = 1) help",
+          "c-each-half", {"γ 0.1, c 1": BETTER}),
+    Claim("d", "a batch norm before the network equals offline statistics",
+          "d-input-norm", {"offline": EQUIVALENT, "fixed": EQUIVALENT}),
+    Claim("e", "A1 and A2 are no better than the standard form",
+          "e-forms-of-the-scale", {"a1": EQUIVALENT, "a2": EQUIVALENT}),
+    Claim("f", "RBN without the sample's statistics is as good as RBN",
+          "f-gates-without-samples", {"rbn−": EQUIVALENT}, baseline="rbn"),
+    Claim("f", "IEBN without the sample's statistics is as good as IEBN",
+          "f-gates-without-samples", {"iebn−": EQUIVALENT}, baseline="iebn"),
+    Claim("g", "UBN beats BN at the end", "g-ubn", {"ubn": BETTER}),
+    Claim("g", "UBN beats BN early, after two epochs", "g-ubn", {"ubn": BETTER}, epoch=2),
+    Claim("g", "each rectification alone beats BN", "g-rectifications",
+          {"bn + normalization": BETTER, "bn + affine": BETTER, "bn + statistics": BETTER}),
+    Claim("g", "UBN beats BN whatever the threshold", "g-threshold",
+          {"ubn, τ = 0.025": BETTER, "ubn, τ = 0.15": BETTER, "ubn, τ = 0.25": BETTER}),
+    Claim("g", "UBN beats BN at every batch size", "g-batch-sizes", {"ubn": BETTER}),
+    Claim("h", "features of different images are less alike with UBN during training",
+          "g-ubn", {"ubn": BETTER}, measure="condensation",
+          source="UBN (Wang et al. 2024), figures 1 and 2"),
+    Claim("i", "a group norm in every other layer lowers the error from few images",
+          "i-estimation-shift", {"gnbn": BETTER}),
+    Claim("i", "… and keeps the estimation shift of the other layers' deviations small",
+          "i-estimation-shift", {"gnbn": BETTER}, measure="esm_std"),
+    Claim("j", "a batch-free norm in each bottleneck beats BN, wherever it stands",
+          "j-xbn-positions",
+          {"xbn, first": BETTER, "xbn, second": BETTER, "xbn, third": BETTER}),
+    Claim("k", "with a batch-free norm in each block wrong running statistics cost less",
+          "k-disturbed-statistics", {"xbn, gn": BETTER, "xbn, in": BETTER},
+          measure="disturbance"),
+    Claim("l", "WS helps GN", "l-ws-bcn", {"gn + ws": BETTER}, baseline="gn"),
+    Claim("l", "WS helps BN", "l-ws-bcn", {"bn + ws": BETTER}),
+    Claim("l", "BCN + WS beats BN", "l-ws-bcn", {"bcn + ws": BETTER}),
+    Claim("l", "BCN + WS beats GN + WS", "l-ws-bcn", {"bcn + ws": BETTER}, baseline="gn + ws"),
+    Claim("l", "WS helps GN more than WN does", "l-weight-norms",
+          {"gn + ws": BETTER}, baseline="gn + wn"),
+    Claim("l", "WS helps GN more than CWN does", "l-weight-norms",
+          {"gn + ws": BETTER}, baseline="gn + cwn"),
+    Claim("l", "the mean matters more than the deviation", "l-weight-norms",
+          {"minus mean": BETTER}, baseline="over std"),
+    Claim("m", "with two images a worker GN, BGN and BCN + WS beat BN", "m-worker-batch",
+          {"gn": BETTER, "bgn": BETTER, "bcn + ws": BETTER}, cell={"train.worker_batch": 2}),
+    Claim("m", "with one image a worker GN, BGN and BCN + WS beat BN", "m-worker-batch",
+          {"gn": BETTER, "bgn": BETTER, "bcn + ws": BETTER}, cell={"train.worker_batch": 1}),
+    Claim("m", "BGN with its rule beats GBGN at two images a worker", "m-worker-batch",
+          {"bgn": BETTER}, baseline="gbgn", cell={"train.worker_batch": 2}),
+    Claim("m", "BGN with its rule is no worse than BN at 128 images a worker", "m-worker-batch",
+          {"bgn": NOT_WORSE}, cell={"train.worker_batch": 128}),
+    Claim("n", "WS keeps the channels of a group alike (StatDiff)", "l-ws-bcn",
+          {"gn + ws": BETTER}, baseline="gn", measure="stat_diff",
+          source="WS/BCN (Qiao et al. 2019), figure 6"),
+    Claim("o", "channels far from zero mean and unit deviation cost accuracy",
+          "o-singularities", {"shifted": "worse"},
+          cell={"norm.mean_spread": 4.0, "norm.std_spread": 4.0}),
+    Claim("p", "XBN and BCN mind corrupted test images less than BN, with and without adaptation",
+          source="Estimation shift (Huang et al. 2022), section 5.2",
+          why_not="the lab has no corrupted test images yet"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Runs of an experiment that are trained together, headline claims first."""
+
+    file: str
+    seeds: int = 99  # no more than these of the experiment's
+    cell: Mapping[str, object] = field(default_factory=dict)
+
+
+# by value: what users ask first, then what is cheap
+STAGES = (
+    Stage("a-small-start-scale"),
+    Stage("g-ubn"),
+    Stage("l-ws-bcn"),
+    Stage("m-worker-batch", cell={"train.warmup": 1}),
+    Stage("c-each-half"),
+    Stage("m-worker-batch", cell={"train.warmup": 0}),
+    Stage("l-weight-norms"),
+    Stage("g-rectifications"),
+    Stage("o-singularities"),
+    Stage("f-gates-without-samples"),
+    Stage("e-forms-of-the-scale"),
+    Stage("d-input-norm"),
+    Stage("k-disturbed-statistics"),
+    Stage("g-threshold"),
+    Stage("b-lower-rate"),
+    Stage("g-batch-sizes"),
+)
+
+
+@cache
+def experiment_of(file: str) -> Experiment:
+    return read(CLAIMS / f"{file}.toml")
+
+
+def is_in(cell: Cell, wanted: Mapping[str, object]) -> bool:
+    values = dict(cell)
+    return all(values.get(key) == value for key, value in wanted.items())
+
+
+def ordered_runs(stages: tuple[Stage, ...] = STAGES) -> list[Run]:
+    """Every run once, in the order of the stages; seeds outermost, so that pairs are complete."""
+    runs: dict[str, Run] = {}
+    for stage in stages:
+        experiment = experiment_of(stage.file)
+        for seed in experiment.seeds[: stage.seeds]:
+            for variant in experiment.variants:
+                if is_in(variant.cell, stage.cell):
+                    [run] = variant.runs((seed,))
+                    runs.setdefault(run.id, run)
+    return list(runs.values())

@@ -1,0 +1,225 @@
+"""docs/evidence.md: claim by claim, what was found."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from normkit.lab.experiment import Cell, Experiment, Variant
+from normkit.lab.report.words import cell_words
+from normkit.lab.results import Result
+from tools.evidence.claims import ALL, Claim, experiment_of
+from tools.evidence.judge import NOT_RUN, ClaimRow, judge, scores
+from tools.evidence.results import RESULTS, read_results, read_sweeps
+
+# measures in words, and how many digits they have
+MEASURES = {
+    "condensation": "mean cosine between images, over the epochs",
+    "stat_diff": "StatDiff, mean over layers and epochs",
+    "esm_std": "ESM of the deviations, mean over batch norms",
+    "disturbance": "accuracy lost with errors up to 0.5, points",
+}
+POINTS = ("disturbance",)  # measures that are shares
+TEXT = """\
+Each claim is an experiment of [experiments/claims](../experiments/claims): small networks and few
+epochs, so a claim that does not hold here may hold at the papers' scale, and the other way round.
+Seeds are paired. Answers come from the lab's verdicts ([how they are reached](verdicts.md)), with
+5 % for all rows of a claim together. *holds*: the interval of the difference excludes 0 on the side
+that the paper says; *contradicted*: on the other side; *does not hold*: the difference is smaller
+than half a point, or is there where none should be; *not shown*: too few seeds to tell; *unstable*:
+runs were lost.
+
+    NORMKIT_DATA=… python -m tools.evidence.train --out FOLDER    train, headline claims first
+    make evidence                                this page, from the committed results
+    python -m tools.evidence --reports FOLDER    pages with charts, one an experiment"""
+
+
+def evidence_page(folder: Path = RESULTS) -> str:
+    return "\n".join(_lines(Evidence(folder))) + "\n"
+
+
+class Evidence:
+    """The committed results, and the rows of every claim."""
+
+    def __init__(self, folder: Path = RESULTS) -> None:
+        files = dict.fromkeys(claim.file for claim in ALL if claim.file)
+        self.experiments = {file: experiment_of(file) for file in files}
+        self.results = {
+            file: read_results(experiment, folder) for file, experiment in self.experiments.items()
+        }
+        self.sweeps = read_sweeps(folder)
+        self.rows = [judge(claim, self.results[claim.file]) if claim.file else [] for claim in ALL]
+
+    def runs(self) -> int:
+        """How many were trained; experiments share some."""
+        return len({run for results in self.results.values() for run in results})
+
+    def total(self, kind: str) -> float:
+        """Seconds of all sweeps on a GPU or on a CPU."""
+        return sum(each["seconds"] for each in self.sweeps if device_kind(each["device"]) == kind)
+
+    def seconds(self, file: str) -> dict[str, float]:
+        """GPU and CPU seconds of an experiment's runs: its share of the time of the sweeps.
+
+        Runs train side by side, so their own seconds are longer than what they cost.
+        """
+        spent: dict[str, float] = {}
+        for result in self.results[file].values():
+            kind = device_kind(result.environment.get("device", ""))
+            busy = sum(
+                each["run_seconds"] for each in self.sweeps if device_kind(each["device"]) == kind
+            )
+            share = self.total(kind) / busy if busy else 1.0
+            spent[kind] = spent.get(kind, 0.0) + share * result.seconds
+        return spent
+
+
+def where(cell: Cell) -> str:
+    """A point of the grid in words."""
+    warm = {0: "no warm-up", 1: "warm-up"}
+    words = [warm.get(value, "") for key, value in cell if key == "train.warmup"]
+    rest = cell_words(tuple((key, value) for key, value in cell if key != "train.warmup"))
+    return ", ".join(filter(None, [*words, rest])) or "everywhere"
+
+
+def device_kind(device: str) -> str:
+    return "CPU" if device.startswith("CPU") else "GPU"
+
+
+def _lines(evidence: Evidence) -> Iterator[str]:
+    yield "# Evidence: which claims of the five papers hold here"
+    yield ""
+    yield from _introduction(evidence)
+    yield ""
+    yield "| | claim | paper | n | answers |"
+    yield "|---|---|---|---:|---|"
+    for claim, rows in zip(ALL, evidence.rows, strict=True):
+        yield _summary(claim, rows)
+    for letter in dict.fromkeys(claim.letter for claim in ALL):
+        mine = [i for i, claim in enumerate(ALL) if claim.letter == letter]
+        yield ""
+        yield f"## ({letter})"
+        for i in mine:
+            yield ""
+            yield from _section(evidence, ALL[i], evidence.rows[i])
+        for file in dict.fromkeys(ALL[i].file for i in mine if ALL[i].file):
+            yield from _file_lines(evidence, file)
+
+
+def _introduction(evidence: Evidence) -> Iterator[str]:
+    gpu, cpu = evidence.total("GPU"), evidence.total("CPU")
+    devices = sorted({each["device"] for each in evidence.sweeps})
+    yield (
+        f"{evidence.runs()} runs, {gpu:.0f} s of a GPU and {cpu:.0f} s of a CPU"
+        f"{' (' + '; '.join(devices) + ')' if devices else ''}."
+    )
+    yield TEXT
+
+
+def _summary(claim: Claim, rows: Sequence[ClaimRow]) -> str:
+    ran = [row for row in rows if row.answer != NOT_RUN]
+    n = max((row.pairs for row in ran), default=0)
+    said = Counter(row.answer for row in rows)
+    words = ", ".join(
+        answer if len(rows) == many else f"{answer} {many} of {len(rows)}"
+        for answer, many in said.items()
+    )
+    source = claim.source or experiment_of(claim.file).source
+    return f"| {claim.letter} | {claim.text} | {source} | {n or ''} | {words or NOT_RUN} |"
+
+
+def _section(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
+    first = claim.text[0]
+    yield f"**{first.upper() if first.isascii() else first}{claim.text[1:]}.**"
+    if not rows:
+        yield f"Not run{': ' + claim.why_not if claim.why_not else ''}."
+        return
+    if claim.measure:
+        yield f"Compared is a measure: {MEASURES[claim.measure]}; less is better."
+    if claim.epoch:
+        yield f"Compared is the test set after epoch {claim.epoch}."
+    yield ""
+    yield "| where | compared | n | ours | with | difference | interval | verdict | the claim |"
+    yield "|---|---|---:|---:|---:|---:|---:|---|---|"
+    for row in rows:
+        yield _row(claim, row)
+
+
+def _row(claim: Claim, row: ClaimRow) -> str:
+    digits = Digits(claim)
+    lost = ""
+    if row.lost or row.baseline_lost:
+        lost = f" ({row.lost} lost, {row.baseline_lost} of {row.baseline})"
+    interval = f"{digits.signed(row.low)} to {digits.signed(row.high)}"
+    verdict = "–" if row.answer == NOT_RUN else f"{row.verdict}{lost}"
+    return (
+        f"| {where(row.cell)} | {row.variant} against {row.baseline} "
+        f"| {row.pairs} | {digits.spread(row.mean, row.std)} "
+        f"| {digits.spread(row.baseline_mean, row.baseline_std)} "
+        f"| {digits.signed(row.difference)} "
+        f"| {'–' if math.isnan(row.low) else interval} "
+        f"| {verdict} | {row.answer} |"
+    )
+
+
+class Digits:
+    """How the numbers of a claim are written: shares in percent, measures as they are."""
+
+    def __init__(self, claim: Claim | None = None) -> None:
+        plain = claim is not None and claim.measure and claim.measure not in POINTS
+        self.factor, self.places = (1.0, 3) if plain else (100.0, 2)
+
+    def spread(self, mean: float, std: float) -> str:
+        if math.isnan(mean):
+            return "–"
+        first = f"{self.factor * mean:.{self.places}f}"
+        return first if math.isnan(std) else f"{first} ± {self.factor * std:.{self.places}f}"
+
+    def signed(self, value: float) -> str:
+        return "–" if math.isnan(value) else f"{self.factor * value:+.{self.places}f}"
+
+
+def _file_lines(evidence: Evidence, file: str) -> Iterator[str]:
+    """Protocol, cost and all scores of an experiment."""
+    experiment, results = evidence.experiments[file], evidence.results[file]
+    yield ""
+    yield f"*[{file}](../experiments/claims/{file}.toml)*, {experiment.source}."
+    yield _protocol(experiment)
+    if not results:
+        yield f"Not run: {len(experiment.runs())} runs."
+        return
+    spent = evidence.seconds(file)
+    cost = " and ".join(f"{seconds:.0f} s of a {kind}" for kind, seconds in sorted(spent.items()))
+    yield f"{len(results)} of {len(experiment.runs())} runs, {cost}."
+    yield ""
+    yield from _score_table(experiment, results)
+
+
+def _protocol(experiment: Experiment) -> str:
+    return experiment.difference.replace("\n", " ")
+
+
+def _score_table(experiment: Experiment, results: Mapping[str, Result]) -> Iterator[str]:
+    cells = experiment.cells()
+    names = list(dict.fromkeys(variant.name for variant in experiment.variants))
+    yield f"| test {experiment.metric} (%) | " + " | ".join(names) + " |"
+    yield "|---|" + "---:|" * len(names)
+    digits = Digits()
+    for cell in cells:
+        fields = []
+        for name in names:
+            here = [v for v in experiment.variants if (v.name, v.cell) == (name, cell)]
+            fields.append(_score(experiment, here[0], results, digits) if here else "")
+        yield f"| {where(cell)} | " + " | ".join(fields) + " |"
+
+
+def _score(
+    experiment: Experiment, variant: Variant, results: Mapping[str, Result], digits: Digits
+) -> str:
+    values, lost = scores(experiment, variant, results)
+    std = statistics.stdev(values) if len(values) > 1 else math.nan
+    text = digits.spread(statistics.fmean(values), std) if values else ""
+    return f"{text} ({lost} of {lost + len(values)} lost)".strip() if lost else text

@@ -1,0 +1,74 @@
+"""Results of the claims as small files that are committed, one for each experiment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from normkit.core.atomic_write import write_text
+from normkit.lab.experiment import Experiment
+from normkit.lab.results import Result
+from tools.evidence.claims import CLAIMS
+
+RESULTS = CLAIMS / "results"
+SWEEPS = "sweeps.json"  # what the sweeps took, all claims together
+DIGITS = 6  # that are kept of losses and measures; accuracies of 10,000 images have four
+
+
+def write_results(
+    experiment: Experiment, results: Mapping[str, Result], folder: Path = RESULTS
+) -> Path | None:
+    """The experiment's own runs; None if it has none yet."""
+    own = [results[run.id] for run in experiment.runs() if run.id in results]
+    if not own:
+        return None
+    records = [_short(json.loads(result.to_json())) for result in own]
+    common = _common([record["environment"] for record in records])
+    lines = []
+    for record in records:
+        record["environment"] = {
+            key: value for key, value in record["environment"].items() if key not in common
+        }
+        lines.append(json.dumps(record, ensure_ascii=False, separators=(",", ":")))
+    head = json.dumps(common, ensure_ascii=False)
+    body = ",\n".join(lines)
+    text = f'{{"environment": {head},\n"runs": [\n{body}\n]}}\n'
+    return write_text(folder / f"{experiment.name}.json", text)
+
+
+def read_results(experiment: Experiment, folder: Path = RESULTS) -> dict[str, Result]:
+    """By run id; empty where nothing was committed."""
+    path = folder / f"{experiment.name}.json"
+    if not path.exists():
+        return {}
+    document = json.loads(path.read_text(encoding="utf-8"))
+    results = {}
+    for record in document["runs"]:
+        whole = {**record, "environment": {**document["environment"], **record["environment"]}}
+        results[record["run"]] = Result.from_json(json.dumps(whole))
+    return results
+
+
+def read_sweeps(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The sweeps that were run: seconds, runs, device."""
+    path = folder / SWEEPS
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def _short(value: Any) -> Any:
+    """Without what is not known, and with few digits."""
+    if isinstance(value, dict):
+        kept = {key: _short(each) for key, each in value.items() if each not in (None, {}, "")}
+        return {"environment": {}, **kept} if "run" in value else kept
+    if isinstance(value, list):
+        return [_short(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    first, *others = environments
+    return {
+        key: value for key, value in first.items() if all(each.get(key) == value for each in others)
+    }
