@@ -13,7 +13,7 @@ Row = dict[str, Any]
 def append(path: Path, row: Row) -> None:
     """One line in one write, so that several processes can share the file."""
     line = json.dumps(row, separators=(",", ":")) + "\n"
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(file, line.encode())
     finally:

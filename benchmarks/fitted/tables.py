@@ -110,7 +110,7 @@ def _cifar(rows: Sequence[Row]) -> str:
         if "refused" in row:
             lines.append([row["target"], "refused: " + row["refused"], "", "", "", ""])
             continue
-        share = percent(row["test"] / whole[-1]) if whole else ""
+        share = percent(row["test"] / whole[-1]) if whole and whole[-1] else ""
         images = str(row["images"] or "")
         seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
         lines.append([row["target"], row["how"], images, percent(row["test"]), share, seconds])
