@@ -28,6 +28,7 @@ from benchmarks.fitted.pacs import DOMAINS, read_pacs, save_pacs
 from benchmarks.fitted.tables import tables
 from benchmarks.fitted.worker import BROKEN, Job, decoded, work
 
+FINE_TUNED = {"kind": "finetune"}
 GRACE = 5.0  # seconds that processes have for an end of their own
 
 
@@ -64,15 +65,21 @@ def _attend(options: argparse.Namespace, context: Any, jobs: Any) -> None:
         return process
 
     team = [begin(number) for number in range(options.processes)]
-    while any(process.is_alive() for process in team):
-        if time.time() > options.deadline + GRACE:
-            for process in team:
-                process.terminate()
-            return
+    told = time.time()
+    while time.time() < options.deadline + GRACE:
         for number, process in enumerate(team):
             if process.exitcode == BROKEN and time.time() < options.deadline:
                 team[number] = begin(number)
+        if not any(process.is_alive() for process in team):
+            return
+        if time.time() - told > 30:
+            told = time.time()
+            count, trained = (len(rows.read(options.out, **key)) for key in ({}, FINE_TUNED))
+            left = options.deadline - told
+            print(f"{count} rows, {trained} of them fine-tuned ({left:.0f} s left)", flush=True)
         time.sleep(0.2)
+    for process in team:
+        process.terminate()
 
 
 def _parser() -> argparse.ArgumentParser:
