@@ -86,12 +86,14 @@ def run(options: argparse.Namespace) -> int:
         options.lab.print_help()
         return 2
     check_json(options)
-    from normkit.commands import lab_actions, lab_log, lab_status
+    from normkit.commands import lab_actions, lab_diff, lab_log, lab_new, lab_status
 
     actions = {
         "run": lab_actions.run,
         "status": lab_status.status,
         "log": lab_log.log,
+        "diff": lab_diff.diff,
+        "new": lab_new.new,
         "report": lab_actions.report,
         "export": lab_actions.export,
         "check": lab_actions.check,
@@ -152,6 +154,29 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser)
 
 
+def _add_diff(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("first", metavar="A", help="a TOML file, a name, or a store; with @SCALE, if wanted")
+    add("second", metavar="B", help="the other one")
+    add("--store", type=Path, metavar="FILE", help="of files (default results/NAME.sqlite)")
+    add_json(parser)
+
+
+def _add_new(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="to be written")
+    add("--title", metavar="TEXT", help="the question, as the page shows it")
+    add("--data", metavar="NAME", help="digits, cifar10, …, or folder")
+    add("--path", metavar="FOLDER", help="of the images, for folder")
+    add("--model", metavar="NAME", help="torchvision:resnet18, timm:resnet50, package.module:name")
+    add("--norms", metavar="A,B", help="to be compared with the model as it is (normkit list)")
+    add("--epochs", type=int, metavar="N")
+    add("--batch", type=int, metavar="N")
+    add("--seeds", type=int, metavar="N")
+    add("--yes", action="store_true", help="ask nothing: defaults for what is not given")
+    add_json(parser)
+
+
 def _add_report(parser: argparse.ArgumentParser) -> None:
     _add_experiment(parser)
     parser.add_argument(
@@ -168,6 +193,21 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 
 ACTIONS = (
+    Action(
+        "new",
+        "write the file of an experiment",
+        """\
+Write the file of an experiment, with comments, from the answers to a few questions.
+
+Options answer questions; with --yes, or without a terminal, what they leave open has its
+default. The file is checked before it is written.""",
+        """\
+examples:
+  normkit lab new my.toml
+  normkit lab new my.toml --data cifar10 --model torchvision:resnet18 --norms gn,bcn --yes
+  normkit lab new mine.toml --data folder --path photos --yes""",
+        _add_new,
+    ),
     Action(
         "run",
         "train what is missing, then show the answer",
@@ -223,6 +263,21 @@ examples:
 
 {WHERE}""",
         _add_log,
+    ),
+    Action(
+        "diff",
+        "two experiments: what differs, and what each found",
+        """\
+Show which settings of two experiments differ, and their results side by side.
+
+Each is a file, with its results where there are any, or a store, of which the experiment that was
+last run counts.""",
+        """\
+examples:
+  normkit lab diff first.toml second.toml
+  normkit lab diff my.toml@desk my.toml@lab           two scales of one file
+  normkit lab diff results/old.sqlite my.toml         what was run, and the file as it is now""",
+        _add_diff,
     ),
     Action(
         "report",

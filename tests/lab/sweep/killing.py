@@ -4,7 +4,9 @@
 
 It takes a quarter of an hour and is no part of the test suite; test_killing.py is. One sweep goes
 undisturbed. Of another the launcher, a worker, or both are killed at random moments, and it is
-launched again until it is done. Then the two stores have to agree in every number but times.
+launched again until it is done. Then the two stores have to agree in every number but times, bit by
+bit. Checkpoints are written every 0.1, 1 or 4 seconds, by chance; it counts how many runs were past
+their checkpoint when they were killed, and how many steps had to be done again for that.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from normkit.lab import data
 from normkit.lab.experiment.reading import parse
 from normkit.lab.results import Result
 from normkit.lab.store import FAILED, Store
 from normkit.lab.sweep import ProgressLines, run
+from normkit.lab.train.batches import EpochPlan
+from normkit.lab.train.checkpoint import StaleCheckpoint, checkpoint_place
 
 KINDS = ("launcher", "worker", "both")
 EXPERIMENT = """
@@ -36,7 +41,7 @@ seeds = {seeds}
 name = "digits"
 flip = true
 [train]
-epochs = 6
+epochs = 12
 batch = 64
 lr = 0.1
 [watch]
@@ -66,28 +71,72 @@ def launch(store: Path, seeds: int) -> int:
 
 def start(store: Path, seeds: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, __file__, "--launch", str(store), "--seeds", str(seeds)]
+    places = store.with_suffix(".places")
+    places.mkdir(exist_ok=True)
     with store.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(command, stderr=log)
+        environment = {**os.environ, "KILLING_PLACES": str(places)}
+        return subprocess.Popen(command, stderr=log, env=environment)
+
+
+def steps_an_epoch() -> int:
+    setting = parse(EXPERIMENT.format(seeds=1)).variants[0].setting
+    return EpochPlan.of(setting.train, len(data.load(setting.data, "cpu").train)).steps
+
+
+def wait_for_training(store: Path, launcher: subprocess.Popen[bytes]) -> None:
+    """Until a worker of this launcher has told of a run."""
+    while launcher.poll() is None:
+        mine = set(workers(launcher.pid))
+        places = [file.read_text() for file in store.with_suffix(".places").iterdir()]
+        if any(int(each.partition(" ")[0] or 0) in mine for each in places):
+            return
+        time.sleep(0.05)
+
+
+def past_checkpoints(store: Path, dead: set[int], steps: int) -> list[int]:
+    """For each run that these processes had: how many steps it was past its checkpoint."""
+    past = []
+    for file in store.with_suffix(".places").iterdir():
+        process, _, epochs = file.read_text().partition(" ")
+        if not epochs or int(process) not in dead:
+            continue
+        file.unlink()
+        reached = round(float(epochs) * steps)
+        try:
+            done, at = checkpoint_place(store.with_name(f"{store.name}.runs") / f"{file.name}.pt")
+        except StaleCheckpoint:  # none yet, or the run is done
+            continue
+        past.append(reached - done * steps - at)
+    return past
 
 
 def disturb(store: Path, seeds: int, kills: int) -> Counter[str]:
     """Until it is done, with so many kills on the way."""
     done: Counter[str] = Counter()
+    steps = steps_an_epoch()
     while True:
         launcher = start(store, seeds)
         done["launches"] += 1
         while sum(done[kind] for kind in KINDS) < kills and launcher.poll() is None:
-            # many at the beginning, where processes start; some late
-            time.sleep(random.choice([random.uniform(0, 3), random.uniform(0, 20)]))
+            # some while processes start, most while runs are trained
+            if random.random() < 0.7:
+                wait_for_training(store, launcher)
+            time.sleep(random.uniform(0, 3))
             kind = random.choice(KINDS)
             victims = [] if kind == "launcher" else workers(launcher.pid)
             victims = victims if kind == "both" else victims[:1]
             if launcher.poll() is not None or (kind == "worker" and not victims):
                 continue
             done[kind] += 1
+            # without their launcher, workers end by themselves
+            dying = set(victims if kind == "worker" else workers(launcher.pid))
             for victim in victims + [launcher.pid] * (kind != "worker"):
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
+            time.sleep(0.2)
+            past = [each for each in past_checkpoints(store, dying, steps) if each > 0]
+            done["runs past their checkpoint"] += len(past)
+            done["steps done again"] += sum(past)
             print(f"\r{dict(done)}", end="", flush=True)
         status = launcher.wait()
         if status == 0:
@@ -108,7 +157,7 @@ def workers(launcher: int) -> list[int]:
 def numbers(result: Result) -> dict[str, Any]:
     """Everything but times."""
     said = dataclasses.asdict(result)
-    for key in ("seconds", "images_per_second"):
+    for key in ("seconds", "images_per_second", "provenance"):  # another --launch
         del said[key]
     for epoch in said["epochs"]:
         del epoch["seconds"]
@@ -135,9 +184,10 @@ def main() -> None:
     assert found.keys() == expected.keys()
     wrong = [each for each in expected if numbers(found[each]) != numbers(expected[each])]
     assert not wrong, f"{wrong} differ"
-    left = sorted(file.name for file in folder.iterdir())
+    left = sorted(file.name for file in folder.iterdir() if file.suffix != ".places")
     assert left == ["calm.log", "calm.sqlite", "killed.log", "killed.sqlite"], left
     seconds = time.monotonic() - began
+    assert done["runs past their checkpoint"] > 0
     print(f"{len(found)} runs, each once, all numbers equal. {dict(done)}, {seconds:.0f} s.")
 
 
