@@ -53,8 +53,8 @@ class Side:
         contents: Mapping[str, Mapping[str, Any]],
         results: Mapping[str, Result],
     ) -> Side:
-        facts = {"title": kept.title, "scale": kept.scale, "metric": kept.metric}
-        facts |= {"baseline": kept.baseline, "seeds": kept.seeds}
+        names = ("title", "scale", "metric", "baseline", "seeds")
+        facts = {name: getattr(kept, name) for name in names}
         settings = {}
         for each in kept.variants:
             content = next((contents[run] for run in each.runs if run in contents), {})
