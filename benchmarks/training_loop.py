@@ -29,10 +29,11 @@ from normkit.core.precision import deterministic_cudnn
 from normkit.errors import NormkitError
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train
+from normkit.lab.formats import autocast, model_dtype
 from normkit.lab.models.variant import build_variant
 from normkit.lab.train import Training, side_by_side
 from normkit.lab.train.cuda_graph import is_recorded
-from normkit.lab.train.device import autocast, environment, model_dtype
+from normkit.lab.train.device import environment
 from normkit.lab.train.optimizer import optimizer_of
 
 TORCH = "torch"  # the model's own norms, nothing converted

@@ -12,14 +12,31 @@ from typing import Any
 
 from normkit.errors import OptionError
 
-METRICS = ("accuracy", "error", "loss", "top5_accuracy", "top5_error")
 DONE, DIVERGED, COLLAPSED = "done", "diverged", "collapsed"
 # how near to guessing is at chance level: standard errors, and the way from guessing to perfect
 CHANCE_ERRORS, CHANCE_SHARE = 3, 0.1
 
 
-def higher_is_better(metric: str) -> bool:
-    return metric.endswith("accuracy")
+@dataclass(frozen=True)
+class TaskMetric:
+    """What a number says that a task reports of a set."""
+
+    higher_is_better: bool = True
+    percent: bool = True  # a share: written in percent, as papers print it
+    # What two variants are paired by. Runs are paired by their seed; a metric of another unit, such
+    # as "episode", has a value for each unit of the test set, and the mean of them is the score.
+    unit: str = "seed"
+
+
+LOWER = TaskMetric(higher_is_better=False)
+# of classification, and of all results of earlier releases
+METRICS: Mapping[str, TaskMetric] = {
+    "accuracy": TaskMetric(),
+    "error": LOWER,
+    "loss": TaskMetric(higher_is_better=False, percent=False),
+    "top5_accuracy": TaskMetric(),
+    "top5_error": LOWER,
+}
 
 
 @dataclass(frozen=True)
@@ -39,9 +56,25 @@ class Epoch:
     test_one_class: float | None = None  # share of the samples that got the most frequent answer
     seconds: float = 0.0  # of training, since the run began, resumed parts included
     measures: Mapping[str, Any] = field(default_factory=dict)  # name -> number, or one a layer
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of other tasks: test_iou, …
+    units: Mapping[str, Any] = field(default_factory=dict)  # test_x -> its value for each unit
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], **others: Any) -> Epoch:
+        """From values by names such as test_loss, whatever the task calls its metrics."""
+        own = {name: value for name, value in values.items() if name in FIELDS}
+        lists = {name: value for name, value in values.items() if isinstance(value, list)}
+        metrics = {
+            name: statistics.fmean(value) if name in lists else value
+            for name, value in values.items()
+            if name not in own
+        }
+        return cls(**others, **own, metrics=metrics, units=lists)
 
     def value(self, metric: str, part: str = "test") -> float | None:
         """A metric on the train, validation or test set after this epoch; None: not evaluated."""
+        if (own := self.metrics.get(f"{part}_{metric}")) is not None:
+            return own
         right = metric.replace("error", "accuracy")
         value: float | None = getattr(self, f"{part}_{right}", None)
         return value if value is None or right == metric else 1 - value
@@ -53,6 +86,9 @@ class Epoch:
             hint = " Top-5 is recorded where there are more than 5 classes." * ("top5" in metric)
             raise OptionError(f"Epoch {self.epoch} of a run has no {metric}.{hint}")
         return value
+
+
+FIELDS = {each.name for each in dataclasses.fields(Epoch)}
 
 
 @dataclass(frozen=True)
@@ -73,6 +109,9 @@ class Result:
     provenance: Mapping[str, str] = field(default_factory=dict)
     classes: int | None = None  # of the data; None for results of earlier releases
     test_samples: int | None = None
+    # why its task says that it has learned nothing; None: its accuracy tells, see collapse()
+    collapsed: str | None = None
+    pictures: tuple[Mapping[str, str], ...] = ()  # caption and png, in base 64
 
     def outcome(self, metric: str) -> str:
         """DONE, DIVERGED or COLLAPSED; a score that is not finite diverged, too."""
@@ -84,10 +123,13 @@ class Result:
     def collapse(self) -> str:
         """Why a run that did not diverge has not learned anything either; "" if it has.
 
-        It gives the same answer to every test sample, as a dead network does, or it is no better
-        than guessing. Results of earlier releases have neither the answers nor the number of
-        classes; there, the accuracies of 1/K and 5/K that one answer for K classes gives are told.
+        Its task may have said so. A classifier gives the same answer to every test sample, as a
+        dead network does, or it is no better than guessing. Results of earlier releases have
+        neither the answers nor the number of classes; there, the accuracies of 1/K and 5/K that
+        one answer for K classes gives are told.
         """
+        if self.collapsed is not None:
+            return self.collapsed
         chosen = [each for each in self.epochs if each.epoch in self.selected]
         shares = [each.test_one_class for each in chosen if each.test_one_class is not None]
         right = [each.test_accuracy for each in chosen if each.test_accuracy is not None]
@@ -132,7 +174,9 @@ class Result:
     def from_json(cls, text: str) -> Result:
         fields = json.loads(text)
         epochs = tuple(Epoch(**epoch) for epoch in fields.pop("epochs"))
-        return cls(epochs=epochs, selected=tuple(fields.pop("selected")), **fields)
+        pictures = tuple(fields.pop("pictures", ()))
+        chosen = tuple(fields.pop("selected"))
+        return cls(epochs=epochs, selected=chosen, pictures=pictures, **fields)
 
 
 @dataclass(frozen=True)

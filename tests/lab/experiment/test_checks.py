@@ -183,7 +183,7 @@ def test_top_5_of_few_classes_is_no_metric() -> None:
     text = FILE.replace("digits", "synthetic:1x8x8x5x100")
     said = complaint(parse(text, "file", metric="top5_error"))
     assert said == (
-        "file: metric is 'top5_error', and synthetic:1x8x8x5x100 has 5 classes. "
+        "file: variant 'bn' cannot be judged: metric is 'top5_error', and there are 5 classes. "
         "Try accuracy or error."
     )
     check(parse(text, "file", metric="error"))

@@ -101,7 +101,8 @@ FIELDS = [
     for section in dataclasses.fields(Setting)
     if section.name != "steps"
     for field in dataclasses.fields(type(getattr(Setting(), section.name)))
-    if (section.name, field.name) not in (("data", "path"), ("data", "fingerprint"))
+    if (section.name, field.name)
+    not in (("data", "path"), ("data", "fingerprint"), ("code", "folder"))
 ]
 
 

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from normkit.lab.report.words import Metric, cell_words, value_words
+from normkit.lab.results import METRICS
 from normkit.reporting.text import NONE, counted, duration, listed, memory, probability
 
-ACCURACY, ERROR, LOSS = Metric("accuracy"), Metric("error"), Metric("loss")
+ACCURACY, ERROR, LOSS = (Metric(name, METRICS[name]) for name in ("accuracy", "error", "loss"))
 
 
 def test_accuracy_is_in_percent_and_loss_is_not() -> None:

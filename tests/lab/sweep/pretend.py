@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.errors import OptionError
-from normkit.lab.experiment import Data, Experiment, Model, Run, Setting, Train, Variant
+from normkit.lab.experiment import Experiment, Model, Run, Setting, Train, Variant
 from normkit.lab.results import DONE, Epoch, Result
 from normkit.lab.train.training import Progress
 
@@ -28,7 +28,7 @@ class Sets:
     shape = (1, 8, 8)
 
 
-def load(data: Data, device: str) -> Sets:
+def load(setting: Setting, device: str) -> Sets:
     return Sets()
 
 

@@ -9,14 +9,8 @@ from torch import nn
 from normkit.errors import OptionError
 from normkit.lab.experiment import Train
 from normkit.lab.results import DONE, Epoch, Result
-from normkit.lab.train.evaluate import (
-    EpochNumbers,
-    History,
-    Score,
-    check_selection,
-    is_evaluated,
-    selected,
-)
+from normkit.lab.tasks.classification import ClassificationScore
+from normkit.lab.train.evaluate import check_selection, is_evaluated, selected
 
 
 def epochs(*validation: float) -> list[Epoch]:
@@ -79,13 +73,15 @@ def test_a_network_that_gives_one_answer_is_told() -> None:
     for model, share in ((nn.Linear(4, 3), None), (nn.Linear(4, 3), 1.0)):
         if share:
             nn.init.zeros_(model.weight)
-        score = Score(torch.device("cpu"), classes=3)
-        score.add(model, images[:7], labels[:7], "float32")
-        score.add(model, images[7:], labels[7:], "float32")
+        scores = [
+            ClassificationScore(torch.device("cpu"), 3, part=p) for p in ("test", "validation")
+        ]
         with torch.no_grad():
+            for score in scores:
+                score.add(model, (images[:7], labels[:7]))
+                score.add(model, (images[7:], labels[7:]))
             answers = model(images).argmax(1).bincount(minlength=3)
-        assert score.answers.tolist() == answers.tolist()
-        history = History(1, torch.device("cpu"))
-        numbers = EpochNumbers.read(history, {"validation": score, "test": score})
-        assert numbers.evaluated["test_one_class"] == (share or answers.max().item() / 12)
-        assert numbers.evaluated["test_accuracy"] == numbers.evaluated["validation_accuracy"]
+        test, validation = (score.values() for score in scores)
+        assert scores[0].answers.tolist() == answers.tolist()
+        assert test["one_class"] == (share or answers.max().item() / 12)
+        assert test["accuracy"] == validation["accuracy"]

@@ -14,9 +14,9 @@ import normkit as nk
 from lab.train.stand_ins import network, run, sets
 from normkit.lab.data.transforms import mix, mixing_weights, soften
 from normkit.lab.experiment import Data
+from normkit.lab.tasks.classification import correct, loss_of
 from normkit.lab.train import Training
 from normkit.lab.train.cuda_graph import WARM_UP, Action, Recorded
-from normkit.lab.train.evaluate import correct, loss_of
 
 
 def called(action: Action) -> Action:

@@ -16,7 +16,8 @@ from normkit.errors import OptionError
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, ModelStep, Run, Setting, Train, Watch
 from normkit.lab.results import DIVERGED, DONE, Result
-from normkit.lab.train import Progress, Training, evaluate, train
+from normkit.lab.tasks import classification
+from normkit.lab.train import Progress, Training, train
 
 
 def test_a_run_is_what_a_plain_loop_gives() -> None:
@@ -126,14 +127,14 @@ def test_variants_are_paired_in_weights_and_data(monkeypatch: pytest.MonkeyPatch
         training = Training(Run(setting(*variant), 3), load(SMALL))
         weights.append(training.trainer.model.get_parameter("conv1.conv.weight").clone())
         told: list[float] = []
-        read = training.feed.read
+        read = training.task.read
 
         def reading(*inputs: Any, read: Any = read, told: list[float] = told) -> Any:
             images, labels = read(*inputs)
             told.append(images.double().sum().item())
             return images, labels
 
-        monkeypatch.setattr(training.feed, "read", reading)
+        monkeypatch.setattr(training.task, "read", reading)
         while training.step():
             pass
         seen.append(told)
@@ -179,19 +180,20 @@ def test_evaluation_in_parts_is_evaluation(monkeypatch: pytest.MonkeyPatch) -> N
         return training.records[0].test_loss, training.records[0].test_accuracy
 
     whole = tested()
-    monkeypatch.setattr(evaluate, "LARGEST", 4)  # of 9
+    monkeypatch.setattr(classification, "LARGEST", 4)  # of 9
     assert tested() == pytest.approx(whole, rel=1e-12)
 
 
 def test_the_size_of_evaluation_batches() -> None:
-    sizes = [evaluate.batch_size((3, side, side)) for side in (8, 32, 224, 4096)]
+    sizes = [classification.batch_size((3, side, side)) for side in (8, 32, 224, 4096)]
     assert sizes == [1024, 1024, 83, 1]
 
 
 def test_a_loss_that_is_no_number_is_infinite() -> None:
-    score = evaluate.Score(torch.device("cpu"), classes=3)
+    score = classification.ClassificationScore(torch.device("cpu"), 3, part="validation")
     score.samples = 6
-    assert score.means([math.nan, 3.0]) == {"loss": math.inf, "accuracy": 0.5}
+    score.sums.copy_(torch.tensor([math.nan, 3.0]))
+    assert score.values() == {"loss": math.inf, "accuracy": 0.5}
 
 
 @pytest.mark.parametrize("classes", [5, 6, 10])

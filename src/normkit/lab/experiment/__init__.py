@@ -11,9 +11,11 @@ from normkit.lab.experiment.records import Experiment as Experiment
 from normkit.lab.experiment.records import Model as Model
 from normkit.lab.experiment.records import ModelStep as ModelStep
 from normkit.lab.experiment.records import Options as Options
+from normkit.lab.experiment.records import OwnCode as OwnCode
 from normkit.lab.experiment.records import Published as Published
 from normkit.lab.experiment.records import Run as Run
 from normkit.lab.experiment.records import Setting as Setting
+from normkit.lab.experiment.records import TaskSpec as TaskSpec
 from normkit.lab.experiment.records import Train as Train
 from normkit.lab.experiment.records import Variant as Variant
 from normkit.lab.experiment.records import Watch as Watch

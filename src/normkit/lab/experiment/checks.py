@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normkit.catalog import ENTRIES
 from normkit.conversion.recipes import RECIPES
@@ -32,12 +32,14 @@ from normkit.lab.experiment.records import (
     Variant,
 )
 from normkit.lab.models.variant import build_variant, learning_rate_followers
+from normkit.lab.own_code import error_place
+from normkit.lab.tasks import Task, make_task, sets_key
 from normkit.lab.train.batches import EpochPlan
-from normkit.lab.train.evaluate import FIVE
 from normkit.layers.base import Normalizer
+from normkit.models import first_line
 
 Tell = Callable[[str], None]
-Shape = tuple[int, int, int]  # channels, height, width
+Shape = tuple[int, ...]  # channels, height, width
 
 FEW_IMAGES = 4  # that a model is tried with; workers with more are not worth the time
 LARGE_SIDE = 64  # of images of which two have to be enough
@@ -66,33 +68,43 @@ def check_data(experiment: Experiment) -> None:
     _try_each(
         experiment,
         _distinct_data(experiment),
-        lambda variant: data.locate(variant.setting.data),
+        lambda variant: make_task(variant.setting).locate(variant.setting),
         "has no data",
     )
 
 
 def check_metric(experiment: Experiment) -> None:
-    """An error where the right answer is always among the five likeliest."""
-    if "top5" not in experiment.metric:
-        return
-    for variant in _distinct_data(experiment):
-        classes, _ = data.classes_and_shape(variant.setting.data)
-        if classes <= FIVE:
-            raise BadExperiment(
-                f"{experiment.name}: metric is {experiment.metric!r}, and "
-                f"{variant.setting.data.name} has {classes} classes. Try accuracy or error."
-            )
+    """An error where the metric says nothing about the data, such as top-5 of five classes."""
+
+    def attempt(variant: Variant) -> None:
+        task = make_task(variant.setting)
+        task.check_metric(experiment.metric, task.classes_and_shape(variant.setting)[0])
+
+    _try_each(experiment, _distinct_data(experiment), attempt, "cannot be judged")
 
 
 def check_batches(experiment: Experiment) -> None:
     """An error that names every variant that has not the samples it asks for."""
-    count = cache(data.training_samples)  # a large folder is listed once
+    count = _once(lambda setting: make_task(setting).training_samples(setting))
     _try_each(
         experiment,
         experiment.variants,
         lambda variant: last_batch(variant.setting, count),
         "cannot be trained",
     )
+
+
+def _once(function: Callable[[Setting], Any]) -> Callable[[Setting], Any]:
+    """A function of the data of a setting: a large folder is listed once."""
+    known: dict[str, Any] = {}
+
+    def asked(setting: Setting) -> Any:
+        key = sets_key(setting)
+        if key not in known:
+            known[key] = function(setting)
+        return known[key]
+
+    return asked
 
 
 def check_models(experiment: Experiment, tell: Tell = lambda message: None) -> None:
@@ -136,15 +148,16 @@ def different_ground(experiment: Experiment) -> list[str]:
 
 def _distinct_data(experiment: Experiment) -> Iterable[Variant]:
     """One variant for each data set."""
-    distinct: dict[Data, Variant] = {}
+    distinct: dict[str, Variant] = {}
     for variant in experiment.variants:
-        distinct.setdefault(_data_only(variant.setting.data), variant)
+        distinct.setdefault(sets_key(_data_only(variant.setting)), variant)
     return distinct.values()
 
 
-def _data_only(spec: Data) -> Data:
-    """Of a data set, what its images depend on."""
-    return Data(
+def _data_only(setting: Setting) -> Setting:
+    """Of a setting, what its images depend on."""
+    spec = setting.data
+    images = Data(
         name=spec.name,
         path=spec.path,
         image=spec.image,
@@ -152,16 +165,18 @@ def _data_only(spec: Data) -> Data:
         fingerprint=spec.fingerprint,
         size=spec.size,
     )
+    return Setting(data=images, task=setting.task, code=setting.code)
 
 
 def _distinct_models(experiment: Experiment) -> Iterable[Variant]:
     """One variant for each model on a data set, by all that a trial of it can depend on."""
     distinct: dict[str, Variant] = {}
-    count, look = cache(data.training_samples), cache(data.classes_and_shape)
+    count = _once(lambda setting: make_task(setting).training_samples(setting))
+    look = _once(lambda setting: make_task(setting).classes_and_shape(setting))
     for variant in experiment.variants:
         setting = variant.setting
-        spec = _data_only(setting.data)
-        _, shape = look(spec)
+        only = _data_only(setting)
+        _, shape = look(only)
         links = any(map(_links_samples, setting.steps))
         samples = _sharing_statistics(setting.train)
         if not (links or any(map(_depends_on_batch, setting.steps))):
@@ -170,8 +185,8 @@ def _distinct_models(experiment: Experiment) -> Iterable[Variant]:
         train = Train(batch=samples, worker_batch=worker)
         last = last_batch(setting, count)
         end = f"{last.batch}" if links else f"{last.sharing == 1}"
-        same = Run(Setting(spec, setting.model, setting.steps, train), 0)
-        distinct.setdefault(f"{same.id} {spec.path} {end}", variant)
+        same = Run(replace(only, model=setting.model, steps=setting.steps, train=train), 0)
+        distinct.setdefault(f"{same.id} {setting.data.path} {end}", variant)
     return distinct.values()
 
 
@@ -233,13 +248,14 @@ class LastBatch:
         )
 
 
-def last_batch(setting: Setting, count: Callable[[Data], int] = data.training_samples) -> LastBatch:
+def last_batch(setting: Setting, count: Callable[[Setting], int] | None = None) -> LastBatch:
     """What an epoch of a setting ends with; an error if it has no batch at all.
 
     >>> print(last_batch(Setting(Data("digits"), train=Train(batch=64, worker_batch=4))))
     the last batch of an epoch has 29 of 1,437 training samples, and a worker has 1 of them
     """
-    plan = EpochPlan.of(setting.train, count(setting.data))
+    count = count or make_task(setting).training_samples
+    plan = EpochPlan.of(setting.train, count(setting))
     batch = plan.size(plan.batches - 1)
     worker = setting.train.worker_batch or plan.batch
     sharing = min(size % worker or worker for size in (plan.batch, batch))
@@ -248,9 +264,10 @@ def last_batch(setting: Setting, count: Callable[[Data], int] = data.training_sa
 
 def try_model(setting: Setting) -> None:
     """Build the model of a setting, and run it once in training mode and once in eval mode."""
-    classes, shape = data.classes_and_shape(setting.data)
+    task = make_task(setting)
+    classes, shape = task.classes_and_shape(setting)
     try:
-        model = build_variant(setting, classes, shape, seed=1)
+        model = build_variant(setting, classes, shape, seed=1, task=task)
     except NormkitError:
         raise
     except Exception as error:  # whatever a constructor does with options that do not fit
@@ -261,41 +278,35 @@ def try_model(setting: Setting) -> None:
     multiple = max((norm.batch_multiple for norm in norms), default=1)
     samples = max(multiple, min(_sharing_statistics(setting.train), _few(shape)))
     for training in (True, False):
-        _run(model.train(training), samples, classes, shape)
+        _run(task, model.train(training), samples, classes, shape)
     last = last_batch(setting)
     sizes = {last.batch % multiple} - {0}
     if last.sharing == 1 < samples:
         sizes.add(1)
     for size in sizes:  # said at the beginning of an epoch, not at its end
         try:
-            _run(model.train(), size, classes, shape)
+            _run(task, model.train(), size, classes, shape)
         except NormkitError as error:
             raise OptionError(f"{last}: {error} Try train.drop_last = true.") from error
 
 
-def _run(model: nn.Module, samples: int, classes: int, shape: Shape) -> None:
-    images = torch.randn(samples, *shape, generator=torch.Generator().manual_seed(0))
+def _run(task: Task, model: nn.Module, samples: int, classes: int, shape: Shape) -> None:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # random images of no meaning
-            out = model(images)
+            torch.default_generator.manual_seed(0)
+            task.try_model(model, samples, classes, shape)
     except NormkitError:
         raise
     except Exception as error:
         raise OptionError(
             f"the model does not take {samples} images of {'×'.join(map(str, shape))}: "
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            f"{type(error).__name__}: {first_line(error)}{error_place(error)}"
         ) from error
-    if not isinstance(out, Tensor) or out.shape != (samples, classes):
-        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise OptionError(
-            f"the model gives {got} for {samples} images of {classes} classes, expected a "
-            f"tensor ({samples}, {classes})."
-        )
 
 
 def _few(shape: Shape) -> int:
-    return FEW_IMAGES if max(shape[1:]) <= LARGE_SIDE else 2
+    return FEW_IMAGES if max(shape[1:], default=1) <= LARGE_SIDE else 2
 
 
 def _sharing_statistics(train: Train) -> int:

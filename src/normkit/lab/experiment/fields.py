@@ -8,9 +8,16 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from normkit.lab.experiment.problems import BadExperiment, KeyPath, Problems
-from normkit.lab.experiment.records import Data, Model, Train, Watch
+from normkit.lab.experiment.records import Data, Model, TaskSpec, Train, Watch
 
-RECORDS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "watch": Watch}
+RECORDS: dict[str, type] = {
+    "data": Data,
+    "model": Model,
+    "train": Train,
+    "watch": Watch,
+    "task": TaskSpec,
+}
+BY_NAME = ("data", "model", "task")  # a name alone stands for the table: task = "mytask.py:Own"
 NONE = "none"  # TOML has no word for nothing: lets a scale or variant take a value back
 MOST_SEEDS = 10_000  # more are a slip, and would fill the memory
 
@@ -121,6 +128,18 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
         result[key] = laid_over(old, value) if both else value  # type: ignore[arg-type]
     return result
+
+
+def with_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table in which a name stands alone, as the table with that name.
+
+    >>> with_names({"model": "native:mlp", "seeds": 3})
+    {'model': {'name': 'native:mlp'}, 'seeds': 3}
+    """
+    named = {
+        key: {"name": v} if key in BY_NAME and isinstance(v, str) else v for key, v in table.items()
+    }
+    return named
 
 
 def flat(table: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[str, Any, KeyPath]]:

@@ -23,7 +23,7 @@ from normkit.lab.experiment.fields import checked, flat, shorten
 from normkit.lab.experiment.grid import Axis
 from normkit.lab.experiment.problems import KeyPath, Problems
 from normkit.lab.experiment.records import Cell, Published, Variant
-from normkit.lab.results import METRICS
+from normkit.lab.results import TaskMetric
 
 ENTRY_KEYS = ("variant", "cell", "value", "std", "note", "along", "values", "metric")
 
@@ -33,6 +33,7 @@ class Scope:
     """What an entry may speak of, at this scale and at all scales of the file together."""
 
     metric: str  # of the file, whatever is asked for
+    metrics: Mapping[str, TaskMetric]  # of its task
     variants: Sequence[Variant]
     axes: Sequence[Axis]
     all_names: frozenset[str]
@@ -68,18 +69,19 @@ def _numbers(
         problems.add((*path, "variant"), f"is {shorten(variant)}, which is not a variant. {hint}")
         return
     own = table.get("metric", scope.metric)
-    if own not in METRICS:
-        problems.add((*path, "metric"), f"is {shorten(own)}. {nearest(str(own), METRICS)}")
+    if own not in scope.metrics:
+        problems.add((*path, "metric"), f"is {shorten(own)}. {nearest(str(own), scope.metrics)}")
         return
     std = checked(float, table["std"], (*path, "std"), problems) if "std" in table else None
     note = str(table.get("note", ""))
     for cell, value, at in _points(table, scope, path, problems):
-        if own != "loss" and not 0 <= value <= 100:
+        percent = scope.metrics[own].percent
+        if percent and not 0 <= value <= 100:
             problems.add(at, f"expects percent, from 0 to 100, got {value:g}.")
         for whole in _whole_cells(str(variant), cell, scope, at, problems):
             if own == metric:
-                spread = None if std is None else _fraction(std, own)
-                yield Published(str(variant), _fraction(value, own), whole, spread, note)
+                spread = None if std is None else _fraction(std, percent)
+                yield Published(str(variant), _fraction(value, percent), whole, spread, note)
 
 
 def _points(
@@ -138,6 +140,6 @@ def _whole_cells(
     yield from here
 
 
-def _fraction(value: float, metric: str) -> float:
-    """Papers print accuracies and errors in percent; records hold fractions."""
-    return value if metric == "loss" else round(value / 100, 12)
+def _fraction(value: float, percent: bool) -> float:
+    """Papers print shares in percent; records hold fractions."""
+    return round(value / 100, 12) if percent else value

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from normkit.errors import OptionError, nearest
+from normkit.errors import NormkitError, OptionError, nearest
 from normkit.lab.experiment.fields import (
     RECORDS,
     check_table,
@@ -27,12 +27,13 @@ from normkit.lab.experiment.fields import (
     laid_over,
     seeds_of,
     shorten,
+    with_names,
 )
 from normkit.lab.experiment.grid import cells, read_axes, read_changes
 from normkit.lab.experiment.overrides import Overrides
 from normkit.lab.experiment.problems import BadExperiment, Problems, key_lines
 from normkit.lab.experiment.published import Scope, published_of
-from normkit.lab.experiment.records import Experiment
+from normkit.lab.experiment.records import Experiment, Run, Setting, Variant
 from normkit.lab.experiment.variants import (
     check_axes,
     check_baseline,
@@ -40,7 +41,8 @@ from normkit.lab.experiment.variants import (
     read_drafts,
     variants_of,
 )
-from normkit.lab.results import METRICS
+from normkit.lab.results import METRICS, TaskMetric
+from normkit.lab.tasks import make_task
 
 MEASURED = "paper"  # the scale of published numbers, where a file has it
 RULES = {"multiplicity": ("holm", "none"), "losses": ("unstable", "survivors")}
@@ -64,7 +66,8 @@ def read(
     keys and values as the file would say them, ("train.lr = 0.05", …), laid over it.
     """
     path = Path(path)
-    return replace(parse(_text(path), path.stem, scale, metric, overrides), path=path)
+    folder = str(path.resolve().parent)
+    return replace(parse(_text(path), path.stem, scale, metric, overrides, folder), path=path)
 
 
 def scales(path: str | Path) -> list[str]:
@@ -79,8 +82,11 @@ def parse(
     scale: str | None = None,
     metric: str | None = None,
     overrides: Sequence[str] = (),
+    folder: str = "",
 ) -> Experiment:
     """The experiment that a text says; ``name`` is for errors and for the store.
+
+    Own files that it names are looked for in ``folder``, then in the working directory.
 
     >>> experiment = parse('''
     ... baseline = "bn"
@@ -111,14 +117,19 @@ def parse(
     if (many := math.prod(len(axis.values) for axis in axes)) > MOST_CELLS:
         problems.add(("grid",), f"has {many:,} cells, expected {MOST_CELLS:,} at most.")
         problems.raise_any()
-    variants = tuple(variants_of(drafts, top, axes, changes, cells(axes), problems))
+    variants = tuple(variants_of(drafts, top, axes, changes, cells(axes), folder, problems))
     check_baseline(top.get("baseline"), drafts, variants, problems)
     check_equal(variants, drafts, problems)
     over.check_effect(variants, problems)
-    own = top.get("metric", Experiment.metric)
-    if metric is not None and metric not in METRICS:
-        raise OptionError(f"metric got {metric!r}. {nearest(metric, METRICS)}")
-    scope = Scope(own, variants, axes, *_at_all_scales(document, name))
+    metrics = _metrics(variants, problems)
+    problems.raise_any()
+    own = top.get("metric", next(iter(metrics)))
+    if own not in metrics:
+        problems.add(("metric",), f"is {own!r}. {nearest(str(own), metrics)}")
+        problems.raise_any()
+    if metric is not None and metric not in metrics:
+        raise OptionError(f"metric got {metric!r}. {nearest(metric, metrics)}")
+    scope = Scope(own, metrics, variants, axes, *_at_all_scales(document, name))
     published = published_of(top.get("published", []), metric or own, scope, problems)
     elsewhere = problems.scale != MEASURED and MEASURED in _scale_names(document)
     if elsewhere or over.change_training:
@@ -136,6 +147,7 @@ def parse(
         looks=tuple(top.get("looks", ())),
         published=published,
         overrides=over.texts,
+        metrics=metrics,
         **{"title": name, **{key: top[key].strip() for key in TEXTS if key in top}},
     )
 
@@ -153,12 +165,33 @@ def _text(path: Path) -> str:
 
 def _document(text: str, name: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         what, _, place = str(error).partition(" (at ")
         line = re.match(r"line (\d+), column (\d+)", place)
         where = line.group() if line else f"line {len(text.splitlines())}, at its end"
         raise BadExperiment(f"{name}, {where}: not valid TOML: {what}.") from error
+    scales = document.get("scales")
+    if isinstance(scales, Mapping):
+        tables = {k: with_names(v) if isinstance(v, Mapping) else v for k, v in scales.items()}
+        document["scales"] = tables
+    return with_names(document)
+
+
+def _metrics(variants: Sequence[Variant], problems: Problems) -> Mapping[str, TaskMetric]:
+    """Of the tasks of all variants; one that only some of them have cannot be compared."""
+    found: list[Mapping[str, TaskMetric]] = []
+    tasks = {Run(Setting(task=v.setting.task, code=v.setting.code), 0).id: v for v in variants}
+    for variant in tasks.values():
+        try:
+            found.append(make_task(variant.setting).metrics)
+        except NormkitError as error:
+            problems.add(("task", "name"), f"cannot be used: {error}")
+    first, *others = found or [METRICS]
+    shared = {name: each for name, each in first.items() if all(name in o for o in others)}
+    if not shared:
+        problems.add(("task", "name"), "differs between variants, which share no metric.")
+    return shared or METRICS
 
 
 def _check_top(document: Mapping[str, Any], top: Mapping[str, Any], problems: Problems) -> None:
@@ -168,8 +201,6 @@ def _check_top(document: Mapping[str, Any], top: Mapping[str, Any], problems: Pr
     for key in (*TEXTS, "baseline", "metric"):
         if key in top and not isinstance(top[key], str):
             problems.add((key,), f"expects a string, got {shorten(top[key])}.")
-    if (metric := top.get("metric", "accuracy")) not in METRICS:
-        problems.add(("metric",), f"is {metric!r}. {nearest(str(metric), METRICS)}")
     try:
         seeds_of(top.get("seeds", 1))
     except BadExperiment as error:

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from normkit.lab.results import higher_is_better
+from normkit.lab.results import METRICS, TaskMetric
 
 Options = Mapping[str, Any]
 Cell = tuple[tuple[str, Any], ...]  # (("train.worker_batch", 2), …): a point of the grid
@@ -109,6 +109,22 @@ class Watch:
 
 
 @dataclass(frozen=True)
+class TaskSpec:
+    """What is learned, and how that is judged: a task of ``lab.tasks``, or a class of one's own."""
+
+    name: str = "classification"  # or file.py:Class, package.module:Class
+    options: Options = field(default_factory=dict)  # of its constructor
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """The author's own files that a setting names: their source is part of what is run."""
+
+    folder: str = ""  # of the experiment's file: looked for here. Not part of a run's id
+    hashes: Options = field(default_factory=dict)  # reference -> hash of the source
+
+
+@dataclass(frozen=True)
 class Setting:
     """All that a run's result depends on, but for the seed."""
 
@@ -117,6 +133,8 @@ class Setting:
     steps: tuple[ModelStep, ...] = ()
     train: Train = Train()
     watch: Watch = Watch()
+    task: TaskSpec = TaskSpec()
+    code: OwnCode = OwnCode()
 
 
 @dataclass(frozen=True)
@@ -141,6 +159,7 @@ class Run:
         own = setting.data.name in OWN_DATA and setting.data.path is not None
         known = data_identity(setting.data) if own else None
         setting = replace(setting, data=replace(setting.data, path=None, fingerprint=known))
+        setting = replace(setting, code=replace(setting.code, folder=""))
         return {"protocol": PROTOCOL, "seed": self.seed, "setting": _plain(setting)}
 
     def torch_seed(self) -> int:
@@ -180,7 +199,7 @@ class Experiment:
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     baseline: str  # a variant; each is compared with it in its own cell
-    metric: str = "accuracy"  # or error, loss, top5_accuracy, top5_error
+    metric: str = "accuracy"  # one of metrics
     scale: str = ""  # of several in the file: paper, lab, desk
     question: str = ""
     source: str = ""  # "UBN, table 3"
@@ -192,6 +211,7 @@ class Experiment:
     published: tuple[Published, ...] = ()
     path: Path | None = None
     overrides: tuple[str, ...] = ()  # what --set has changed of the file, as it was typed
+    metrics: Mapping[str, TaskMetric] = field(default_factory=lambda: METRICS)  # of its task
 
     def runs(self) -> list[Run]:
         """Every run once, seeds outermost: what is compared is finished together."""
@@ -214,7 +234,7 @@ class Experiment:
 
     @property
     def higher_is_better(self) -> bool:
-        return higher_is_better(self.metric)
+        return self.metrics[self.metric].higher_is_better
 
 
 def data_identity(data: Data) -> str:

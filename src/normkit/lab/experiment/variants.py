@@ -9,10 +9,18 @@ from typing import Any
 from normkit.errors import nearest
 from normkit.lab.data.loading import NAMES
 from normkit.lab.experiment import rules
-from normkit.lab.experiment.fields import RECORDS, check_table, flat, laid_over, record_of, shorten
+from normkit.lab.experiment.fields import (
+    RECORDS,
+    check_table,
+    flat,
+    laid_over,
+    record_of,
+    shorten,
+    with_names,
+)
 from normkit.lab.experiment.grid import Axis, Change, read_changes
 from normkit.lab.experiment.problems import KeyPath, Problems
-from normkit.lab.experiment.records import Cell, ModelStep, Run, Setting, Variant
+from normkit.lab.experiment.records import Cell, ModelStep, OwnCode, Run, Setting, Variant
 from normkit.lab.experiment.steps import (
     KINDS,
     SHORT_KEYS,
@@ -20,6 +28,8 @@ from normkit.lab.experiment.steps import (
     option_value,
     steps_of,
 )
+from normkit.lab.own_code import is_reference, source_hash
+from normkit.lab.tasks.sets import is_own
 from normkit.lab.train.watch import MEASURES
 
 VARIANT_KEYS = ("name", "steps", *SHORT_KEYS, *RECORDS, "only", "along")
@@ -47,7 +57,7 @@ def read_drafts(tables: Any, axes: Sequence[Axis], problems: Problems) -> list[D
         if not isinstance(table, Mapping):
             problems.add(path, f"expects a table, got {shorten(table)}.")
             continue
-        draft = _draft(table, path, axes, problems)
+        draft = _draft(with_names(table), path, axes, problems)
         if draft.name in drafts:
             problems.add((*path, "name"), f"is {draft.name!r}, the name of a variant before it.")
         drafts.setdefault(draft.name, draft)
@@ -103,13 +113,18 @@ def variants_of(
     axes: Sequence[Axis],
     changes: Sequence[Change],
     cells: Sequence[Cell],
+    folder: str,
     problems: Problems,
 ) -> Iterator[Variant]:
-    """Every variant in every cell that it lives in, cell by cell; faults are noted."""
+    """Every variant in every cell that it lives in, cell by cell; faults are noted.
+
+    ``folder`` is where the author's own files are looked for.
+    """
     for cell in cells:
         for draft in drafts:
             if all(value in draft.only.get(axis, (value,)) for axis, value in cell):
                 setting, blame = _setting(draft, base, axes, changes, cell)
+                setting = with_own_code(setting, folder)
                 for key, fault in _faults(setting):
                     problems.add(blame.get(key, tuple(key.split("."))), fault)
                 yield Variant(draft.name, setting, cell)
@@ -120,7 +135,7 @@ def _faults(setting: Setting) -> Iterator[rules.Fault]:
     for measure in setting.watch.measures:
         if measure not in MEASURES:
             yield "watch.measures", f"has {measure!r}. {nearest(measure, MEASURES)}"
-    if setting.data.name.partition(":")[0] not in NAMES:
+    if not is_own(setting.data.name) and setting.data.name.partition(":")[0] not in NAMES:
         yield "data.name", f"is {setting.data.name!r}. {nearest(setting.data.name, NAMES)}"
 
 
@@ -158,6 +173,14 @@ def _setting(
         tables[section] = laid_over(tables[section], value)
     records: dict[str, Any] = {key: record_of(RECORDS[key], tables[key]) for key in RECORDS}
     return Setting(steps=steps, **records), blame
+
+
+def with_own_code(setting: Setting, folder: str) -> Setting:
+    """A setting that knows the source of the author's own files that it names."""
+    names = (setting.task.name, setting.data.name, setting.model.name)
+    hashes = {name: source_hash(name, folder) for name in names if is_reference(name)}
+    hashes = {name: digest for name, digest in hashes.items() if digest}
+    return replace(setting, code=OwnCode(folder, hashes)) if hashes else setting
 
 
 def _with_option(step: ModelStep, kind: str, name: str, value: Any) -> ModelStep:

@@ -16,6 +16,7 @@ from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 from normkit.lab.experiment import Model
 from normkit.lab.experiment.rules import CHOICES
 from normkit.lab.models.networks import MLP, CifarResNet, FourLayer, SmallCNN, WideResNet
+from normkit.lab.own_code import error_place, find, source_file
 
 CLASSES = ("num_classes", "classes", "n_classes")
 CHANNELS = ("in_chans", "in_channels", "in_ch")
@@ -35,12 +36,13 @@ NATIVE: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build(spec: Model, classes: int, shape: tuple[int, int, int]) -> nn.Module:
+def build(spec: Model, classes: int, shape: tuple[int, ...], *, folder: str = "") -> nn.Module:
     """The network of a record for images of a shape (channels, height, width), on the CPU.
 
     native:NAME, timm:NAME, torchvision:NAME or package.module:callable. A callable gets the
     number of classes and of channels if it has arguments of the usual names, ``num_classes`` and
     ``in_chans`` and their like; the record's options go to the constructor and come first.
+    file.py:callable is looked for in ``folder``, then in the working directory.
 
     >>> from normkit.lab.experiment import Model
     >>> model = build(Model("native:resnet20"), classes=10, shape=(3, 32, 32))
@@ -57,14 +59,18 @@ def build(spec: Model, classes: int, shape: tuple[int, int, int]) -> nn.Module:
             raise OptionError(f"{spec.name} is made for small images already. Try stem='own'.")
         return _build_native(name, classes, shape, options)
     if library == "timm":
-        defaults: dict[str, Any] = {"num_classes": classes, "in_chans": shape[0]}
+        defaults: dict[str, Any] | None = {"num_classes": classes, "in_chans": shape[0]}
     elif library == "torchvision":
         defaults = {"num_classes": classes}
         if name in WITH_AUXILIARY:
             defaults |= {"aux_logits": False, "init_weights": True}
+    elif library.endswith(".py") or source_file(library, folder):
+        model = _build_own(spec, classes, shape[0], folder)
+        defaults = None
     else:
         defaults = _arguments_by_name(spec.name, classes, shape[0])
-    model = models.build(spec.name, **{**defaults, **options})
+    if defaults is not None:
+        model = models.build(spec.name, **{**defaults, **options})
     if library not in ("timm", "torchvision"):
         model = copy.deepcopy(model)  # the reference may be to one object, which runs would share
     if spec.stem == "cifar":
@@ -74,8 +80,31 @@ def build(spec: Model, classes: int, shape: tuple[int, int, int]) -> nn.Module:
     return model
 
 
+def _build_own(spec: Model, classes: int, channels: int, folder: str) -> nn.Module:
+    """Of the author's own file: what a class or function there makes, or an object."""
+    make = find(spec.name, folder)
+    if isinstance(make, nn.Module):
+        return make
+    wanted = _wanted_arguments(make, classes, channels)
+    try:
+        model = make(**{**wanted, **spec.options})
+    except NormkitError:
+        raise
+    except Exception as error:
+        raise OptionError(
+            f"{spec.name} could not be built: {type(error).__name__}: "
+            f"{models.first_line(error)}{error_place(error)}."
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise OptionError(
+            f"{spec.name} gave a {type(model).__name__}, expected a torch.nn.Module. "
+            "Try a function that returns the model."
+        )
+    return model
+
+
 def _build_native(
-    name: str, classes: int, shape: tuple[int, int, int], options: dict[str, Any]
+    name: str, classes: int, shape: tuple[int, ...], options: dict[str, Any]
 ) -> nn.Module:
     if name not in NATIVE:
         raise UnknownName(f"There is no model native:{name}. {nearest(name, NATIVE)}")
@@ -103,8 +132,15 @@ def _arguments_by_name(reference: str, classes: int, channels: int) -> dict[str,
     """What a callable wants to know of the data, by the names of its arguments."""
     module, _, name = reference.partition(":")
     try:
-        parameters = inspect.signature(models.callable_of(module, name)).parameters
-    except (NormkitError, ValueError):  # models.build says what is wrong with the reference
+        return _wanted_arguments(models.callable_of(module, name), classes, channels)
+    except NormkitError:  # models.build says what is wrong with the reference
+        return {}
+
+
+def _wanted_arguments(make: Any, classes: int, channels: int) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):
         return {}
     wanted = ((CLASSES, classes), (CHANNELS, channels))
     return {name: value for names, value in wanted for name in names if name in parameters}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,22 @@ from normkit.layers.base import Normalizer
 TORCH_DEFAULTS = {"eps": 1e-5, "momentum": 0.1}  # of its batch norms
 
 
+class ModelMaker(Protocol):
+    """What a task says about its models."""
+
+    def network(self, setting: Setting, classes: int, shape: tuple[int, ...]) -> nn.Module:
+        """Before anything is done to its norms."""
+
+    def example(self, shape: tuple[int, ...], samples: int) -> Any:
+        """Inputs to try it with."""
+
+
 def build_variant(
-    setting: Setting, classes: int, shape: tuple[int, int, int], seed: int
+    setting: Setting,
+    classes: int,
+    shape: tuple[int, ...],
+    seed: int,
+    task: ModelMaker | None = None,
 ) -> nn.Module:
     """The model of a setting, in training mode on the CPU; ``seed`` is ``Run.torch_seed()``.
 
@@ -44,9 +58,12 @@ def build_variant(
     (0.25, True)
     """
     with _seeded(seed):
-        model = build(setting.model, classes, shape)
+        if task is None:
+            model = build(setting.model, classes, shape, folder=setting.code.folder)
+        else:
+            model = task.network(setting, classes, shape)
         for step in setting.steps:
-            example = torch.randn(2, *shape)
+            example = torch.randn(2, *shape) if task is None else task.example(shape, 2)
             with _seeded(_derived(seed, step.kind, step.name)):
                 _apply(model, step, setting.train, example, seed)
         if setting.train.worker_batch is not None:
@@ -71,7 +88,7 @@ def normalizes_input(site: Site) -> bool:
     return isinstance(card, Card) and card.normalizes_input
 
 
-def _apply(model: nn.Module, step: ModelStep, train: Train, example: Tensor, seed: int) -> None:
+def _apply(model: nn.Module, step: ModelStep, train: Train, example: Any, seed: int) -> None:
     if step.kind == "norm":
         _convert(model, step, seed)
     elif step.kind == "recipe":

@@ -78,7 +78,7 @@ class Scoreboard:
 
     def __init__(self, experiment: Experiment, results: Mapping[str, Result]) -> None:
         self.experiment = experiment
-        self.metric = Metric(experiment.metric)
+        self.metric = Metric(experiment.metric, experiment.metrics[experiment.metric])
         self.cells = experiment.cells()
         self.axes = axes_of(self.cells)
         self._scores: dict[tuple[str, Cell], Scores] = {}

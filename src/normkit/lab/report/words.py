@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normkit.lab.experiment import Cell
-from normkit.lab.results import higher_is_better
+from normkit.lab.results import TaskMetric
 from normkit.reporting.text import NONE, is_finite
 
 # paths of a setting, as one would say them: the name of an axis, and a value of it in a sentence
@@ -80,17 +80,18 @@ def at(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is written: accuracy and error in percent, as papers print them."""
+    """How a metric is written: shares in percent, as papers print them."""
 
     name: str
+    about: TaskMetric
 
     @property
     def percent(self) -> bool:
-        return self.name != "loss"
+        return self.about.percent
 
     @property
     def words(self) -> str:
-        return self.name.replace("top5_", "top-5 ")
+        return self.name.replace("top5_", "top-5 ").replace("_", " ")
 
     @property
     def title(self) -> str:
@@ -123,14 +124,14 @@ class Metric:
         """Positive is better, whatever the metric: said so where that is not plain."""
         digits = self.fitting(low, high)
         unit = " points" if self.percent else ""
-        if higher_is_better(self.name):
+        if self.about.higher_is_better:
             return self.plain(value, digits, sign=True) + unit
         word = "higher" if value < 0 else "lower"
         return f"{self.words} {self.plain(abs(value), digits)}{unit} {word}"
 
     def between(self, low: float, high: float) -> str:
         """An interval beside such a difference: 0.5 to 2.0 lower; 0.3 higher to 1.2 lower."""
-        if higher_is_better(self.name):
+        if self.about.higher_is_better:
             return self.interval(low, high)
         digits = self.fitting(low, high)
         ends = [self.plain(abs(each), digits) for each in (low, high)]

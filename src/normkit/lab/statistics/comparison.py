@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from normkit.errors import OptionError
 from normkit.lab.experiment import Experiment, Variant
-from normkit.lab.results import COLLAPSED, DONE, Comparison, Result, higher_is_better
+from normkit.lab.results import COLLAPSED, DONE, METRICS, Comparison, Result
 from normkit.lab.statistics.family import NOT_SHOWN, Decision, decide
 from normkit.lab.statistics.paired import effect, more_seeds, sign_flip
 
@@ -136,7 +136,9 @@ def _comparison(experiment: Experiment, pairs: Pairs, decision: Decision) -> Com
     more = None
     if decision.verdict == NOT_SHOWN:
         more = more_seeds(better, experiment.equivalence, decision.alpha)
-    reached = median_reach(pairs.results, pairs.baseline_scores, experiment.metric)
+    reached = median_reach(
+        pairs.results, pairs.baseline_scores, experiment.metric, experiment.higher_is_better
+    )
     return Comparison(
         variant=pairs.variant.name,
         baseline=experiment.baseline,
@@ -177,27 +179,33 @@ def _std(scores: Sequence[float]) -> float:
     return statistics.stdev(scores) if len(scores) > 1 else math.nan
 
 
-def reach(result: Result, target: float, metric: str) -> tuple[int, float] | None:
+def reach(
+    result: Result, target: float, metric: str, higher_is_better: bool | None = None
+) -> tuple[int, float] | None:
     """The first epoch as good as a target on the test set, and the seconds until its end (UBN).
 
-    None: it never was. Epochs that were not evaluated cannot count.
+    None: it never was. Epochs that were not evaluated cannot count. Which way is better has to be
+    said of metrics that classification does not have.
     """
+    if higher_is_better is None:
+        higher_is_better = METRICS[metric].higher_is_better
     for epoch in result.epochs:
         score = epoch.value(metric)
         if score is None or epoch.epoch == 0:
             continue
-        if score >= target if higher_is_better(metric) else score <= target:
+        if score >= target if higher_is_better else score <= target:
             return epoch.epoch, epoch.seconds
     return None
 
 
 def median_reach(
-    results: Sequence[Result], targets: Sequence[float], metric: str
+    results: Sequence[Result], targets: Sequence[float], metric: str, higher_is_better: bool
 ) -> tuple[float, float] | None:
     """The median over runs, each with its own target; None if half of them never reach it."""
     never = (math.inf, math.inf)
     reached = [
-        reach(each, target, metric) or never for each, target in zip(results, targets, strict=True)
+        reach(each, target, metric, higher_is_better) or never
+        for each, target in zip(results, targets, strict=True)
     ]
     if not reached:
         return None

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from normkit.errors import NormkitError
-from normkit.lab import data as data_sets
-from normkit.lab.experiment import Data
+from normkit.lab.experiment import Setting
 from normkit.lab.sweep.messages import (
     READY,
     STOP,
@@ -35,6 +34,7 @@ from normkit.lab.sweep.messages import (
     Stopped,
     WorkerSetup,
 )
+from normkit.lab.tasks import load_sets, sets_key
 
 if TYPE_CHECKING:
     from normkit.lab.results import Result
@@ -52,7 +52,7 @@ class JobRunner:
     def __init__(self, trainer: str, device: str, send: Send, stop: Callable[[], bool]) -> None:
         self.trainer: ModuleType = importlib.import_module(trainer)
         self.device, self.send, self.stop = device, send, stop
-        self.sets: OrderedDict[Data, Any] = OrderedDict()
+        self.sets: OrderedDict[str, Any] = OrderedDict()
         self.done: set[str] = set()  # of the runs that are being trained
 
     def run(self, jobs: Sequence[Job]) -> bool:
@@ -86,13 +86,13 @@ class JobRunner:
         if len(jobs) == 1:
             return 1
         setting = jobs[0].run.setting
-        shape = self._load(setting.data).shape
+        shape = self._load(setting).shape
         return max(1, self.trainer.side_by_side(setting, shape, self.device))
 
     def _train(self, jobs: Sequence[Job]) -> None:
         given = {
             "device": self.device,
-            "sets": self._load(jobs[0].run.setting.data),
+            "sets": self._load(jobs[0].run.setting),
             "tell": lambda each: self.send(Progressed(each.run, each.epochs, each.record)),
             "stop": self.stop,
         }
@@ -114,15 +114,16 @@ class JobRunner:
         self.done.add(result.run)
         self.send(Finished(result))
 
-    def _load(self, data: Data) -> Any:
-        """A data set, which the next runs will need too."""
-        if data not in self.sets:
+    def _load(self, setting: Setting) -> Any:
+        """The sets of a run, which the next runs will need too."""
+        key = sets_key(setting)
+        if key not in self.sets:
             while len(self.sets) >= DATA_SETS:
                 self.sets.popitem(last=False)
-            load = getattr(self.trainer, "load", data_sets.load)
-            self.sets[data] = load(data, self.device)
-        self.sets.move_to_end(data)
-        return self.sets[data]
+            load = getattr(self.trainer, "load", load_sets)
+            self.sets[key] = load(setting, self.device)
+        self.sets.move_to_end(key)
+        return self.sets[key]
 
 
 def describe_error(error: BaseException) -> str:

@@ -1,25 +1,15 @@
-"""The batches of an epoch: how many there are, what each counts for, and what a step is given.
-
-Of a small set a step is given rows of the epoch's plan, and does the augmentation itself; so a
-recorded step holds that as well. Of image files it is given the images.
-"""
+"""The batches of an epoch: how many there are, and what each counts for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TypeVar
 
 from normkit.errors import OptionError
-from normkit.lab.data import mix, mixing_weights, soften
 from normkit.lab.experiment import Train
-from normkit.lab.train.device import model_dtype
 
-Inputs = tuple[Tensor, ...]
 AnyBatch = TypeVar("AnyBatch")
 
 
@@ -75,72 +65,3 @@ class EpochPlan:
         rest = islice(batches, done * self.accumulate, self.batches)
         while step := list(islice(rest, self.accumulate)):
             yield step
-
-
-class ImageFormat:
-    """The device, number type and memory format that a model wants its images in."""
-
-    def __init__(self, device: torch.device, precision: str, channels_last: bool) -> None:
-        self.device, self.dtype = device, model_dtype(precision)
-        self.memory = torch.channels_last if channels_last else torch.preserve_format
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return images.to(self.device, self.dtype, non_blocking=True, memory_format=self.memory)
-
-
-class BatchFeed:
-    """The training batches of a run. The same seed gives every variant the same batches."""
-
-    def __init__(
-        self,
-        loader: Any,
-        plan: EpochPlan,
-        format: ImageFormat,
-        *,
-        seed: int,
-        classes: int,
-        mixup: float = 0.0,
-    ) -> None:
-        self.loader, self.plan, self.format, self.seed = loader, plan, format, seed
-        self.classes, self.mixup = classes, mixup
-        self.planned = hasattr(loader, "plan") and hasattr(loader, "gather")
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Inputs]:
-        """What the steps of an epoch are given, without the first ``start`` batches."""
-        inputs = self._without_mixup(epoch, start)
-        if not self.mixup:
-            yield from inputs
-            return
-        weights = mixing_weights(
-            self.mixup, len(self.loader), seed=self.seed, epoch=epoch, device=self.format.device
-        )
-        for number, given in enumerate(inputs, start):
-            first = number * self.plan.batch
-            yield (*given, weights[first : first + self.plan.size(number)])
-
-    def read(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of a batch: tensor operations alone, for inside a step."""
-        inputs, weights = (inputs[:-1], inputs[-1]) if self.mixup else (inputs, None)
-        images, labels = self.loader.gather(*inputs) if self.planned else inputs
-        images, labels = self.format(images), labels.to(self.format.device, non_blocking=True)
-        if weights is not None:
-            soft = soften(labels, self.classes).to(images.dtype)
-            images, labels = mix(images, soft, weights.to(images.dtype))
-        return images, labels
-
-    def _without_mixup(self, epoch: int, start: int) -> Iterator[Inputs]:
-        size, last = self.plan.batch, self.plan.samples
-        if self.planned:
-            rows = self.loader.plan(self.seed, epoch)
-            for first in range(start * size, last, size):
-                yield (rows[first : min(first + size, last)],)
-        else:
-            yield from self.loader.batches(
-                size,
-                seed=self.seed,
-                epoch=epoch,
-                shuffle=True,
-                drop_last=last < len(self.loader),
-                augment=True,
-                start=start,
-            )

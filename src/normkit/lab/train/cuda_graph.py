@@ -5,15 +5,19 @@ The only place where this is decided; ``python -m benchmarks.training_loop`` mea
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from normkit.lab.experiment import Setting
+
+if TYPE_CHECKING:
+    from normkit.lab.tasks import Task
 
 Action = Callable[[], None]
 # makes of an action one that does the same without Python, or says why that cannot be
@@ -27,7 +31,7 @@ WARM_UP = 3  # calls before the record: libraries set themselves up, memory is l
 ROOM = ((128 * 32 * 32, 4),)
 
 
-def is_recorded(device: torch.device, loader: Any) -> tuple[bool, str]:
+def is_recorded(device: torch.device, loader: Any, task: Task | None = None) -> tuple[bool, str]:
     """Whether steps are recorded as a CUDA graph and replayed, and if not, why.
 
     A small network takes the host longer to launch than the GPU to compute; a replay is one launch.
@@ -38,10 +42,12 @@ def is_recorded(device: torch.device, loader: Any) -> tuple[bool, str]:
         return False, f"there are no CUDA graphs on {device.type}"
     if not hasattr(loader, "gather"):
         return False, "the images come from files"
+    if task is not None and not (task.recordable and task.batch_values):
+        return False, f"steps of {type(task).__name__} are not said to be recordable"
     return True, ""
 
 
-def side_by_side(setting: Setting, shape: tuple[int, int, int], device: torch.device | str) -> int:
+def side_by_side(setting: Setting, shape: tuple[int, ...], device: torch.device | str) -> int:
     """How many runs of a setting to train at once in one process.
 
     >>> side_by_side(Setting(), (1, 8, 8), "cpu")
@@ -49,7 +55,7 @@ def side_by_side(setting: Setting, shape: tuple[int, int, int], device: torch.de
     """
     if torch.device(device).type != "cuda":
         return 1  # cores are filled by processes
-    positions = setting.train.batch * shape[1] * shape[2]
+    positions = setting.train.batch * math.prod(shape[1:])
     if not positions:  # the whole training set
         return 1
     return next((runs for limit, runs in reversed(ROOM) if positions <= limit), 1)

@@ -1,4 +1,4 @@
-"""Where a run is trained: its device and stream, random numbers, clock, number types, versions."""
+"""Where a run is trained: its device and stream, random numbers, clock and versions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from torch import Tensor
 
 from normkit.lab.provenance import software
 from normkit.lab.train.cuda_graph import Action, Capture, capture
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class RunDevice:
@@ -113,6 +111,32 @@ class Randomness:
             if self.device is not None and device is not None:
                 self.device.set_state(device)
 
+    def fresh(self, seed: int) -> list[Tensor]:
+        """A state with numbers for another purpose, for ``apart``."""
+        host = torch.Generator().manual_seed(seed).get_state()
+        if self.device is None:
+            return [host]
+        other = torch.Generator(self.device.device).manual_seed(seed)
+        return [host, other.get_state()]
+
+    @contextmanager
+    def apart(self, numbers: list[Tensor]) -> Iterator[None]:
+        """Inside, a run that is at work draws from ``numbers``, and its own stay where they were.
+
+        Evaluation may draw, too: an attack its start, few-shot learning its episodes. Where a run
+        is interrupted then makes no difference, and variants are judged by the same draws.
+        """
+        with self.again():
+            torch.default_generator.set_state(numbers[0])
+            if self.device is not None:
+                self.device.set_state(numbers[1])
+            try:
+                yield
+            finally:
+                numbers[0] = torch.default_generator.get_state()
+                if self.device is not None:
+                    numbers[1] = self.device.get_state()
+
     def state(self) -> list[Tensor]:
         """Between two pieces of work."""
         return [self.host] if self.device is None else [self.host, self.device.get_state()]
@@ -160,19 +184,6 @@ class Clock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-
-def model_dtype(precision: str) -> torch.dtype:
-    """Of parameters and images."""
-    return torch.float64 if precision == "float64" else torch.float32
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """What a forward runs in."""
-    if precision not in AUTOCAST:
-        return nullcontext()
-    # without the cache: a recorded step must cast its weights again every time
-    return torch.autocast(device.type, AUTOCAST[precision], cache_enabled=False)
 
 
 def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:

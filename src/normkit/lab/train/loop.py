@@ -14,9 +14,9 @@ import torch
 
 from normkit.core.precision import deterministic_cudnn
 from normkit.errors import NonFiniteWarning, OptionError
-from normkit.lab.data import load
 from normkit.lab.experiment import Run
 from normkit.lab.results import Result
+from normkit.lab.tasks import load_sets, sets_key
 from normkit.lab.train.checkpoint import EVERY, Checkpointer
 from normkit.lab.train.training import Progress, Training
 
@@ -79,11 +79,14 @@ def train_together(
         raise OptionError(f"{len(runs)} runs expect as many checkpoints, got {len(checkpoints)}.")
     results: list[Result | None] = [None] * len(runs)
     with _process_settings():
-        loaded = {run.setting.data: sets for run in runs}
-        if sets is None:
-            loaded = {data: load(data, device) for data in loaded}
+        settings = {sets_key(run.setting): run.setting for run in runs}
+        loaded = {
+            key: load_sets(setting, device) if sets is None else sets
+            for key, setting in settings.items()
+        }
         trainings = [
-            Training(run, loaded[run.setting.data], device=device, beside=len(runs)) for run in runs
+            Training(run, loaded[sets_key(run.setting)], device=device, beside=len(runs))
+            for run in runs
         ]
         checkpointers = [
             Checkpointer(path, save_every) for path in checkpoints or [None] * len(runs)

@@ -6,7 +6,7 @@ So made that its steps can be recorded.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,13 @@ from normkit.lab.experiment import Train
 from normkit.lab.experiment.rules import CHOICES
 from normkit.layers.base import Normalizer
 
+Learns = Callable[[str, nn.Parameter], bool]
 
-def groups_of(model: nn.Module, train: Train) -> list[dict[str, Any]]:
-    """The parameters by rate and decay.
+
+def groups_of(
+    model: nn.Module, train: Train, learns: Learns = lambda name, parameter: True
+) -> list[dict[str, Any]]:
+    """The parameters by rate and decay, of those that learn.
 
     decay="all" decays every parameter, as most papers' scripts do; "weights" spares norms and
     biases. With slower_scale = c the norms' scales learn at lr / c.
@@ -29,10 +33,11 @@ def groups_of(model: nn.Module, train: Train) -> list[dict[str, Any]]:
         hint = nearest(train.decay, CHOICES["train.decay"])
         raise OptionError(f"train.decay is {train.decay!r}. {hint}")
     groups = param_groups(model, train.lr, train.weight_decay, scale_lr_divisor=train.slower_scale)
+    others = {id(p) for name, p in model.named_parameters() if not learns(name, p)}
     alike: dict[tuple[float, float], list[nn.Parameter]] = {}  # fewer groups, fewer kernels
     for group in groups:
         decay = train.weight_decay if train.decay == "all" else group["weight_decay"]
-        learning = [p for p in group["params"] if p.requires_grad]
+        learning = [p for p in group["params"] if p.requires_grad and id(p) not in others]
         alike.setdefault((group["lr"], decay), []).extend(learning)
     return [
         {"params": members, "lr": lr, "weight_decay": decay}
@@ -41,9 +46,14 @@ def groups_of(model: nn.Module, train: Train) -> list[dict[str, Any]]:
     ]
 
 
-def optimizer_of(model: nn.Module, train: Train, device: torch.device) -> torch.optim.Optimizer:
+def optimizer_of(
+    model: nn.Module,
+    train: Train,
+    device: torch.device,
+    learns: Learns = lambda name, parameter: True,
+) -> torch.optim.Optimizer:
     """The optimizer of a run; one kernel for all parameters, on CPUs too."""
-    groups = groups_of(model, train)
+    groups = groups_of(model, train, learns)
     optimizer: torch.optim.Optimizer
     if train.optimizer == "sgd":
         optimizer = torch.optim.SGD(

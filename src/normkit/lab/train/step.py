@@ -6,19 +6,25 @@ stay where they are. So a step can be called, or recorded once and replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normkit.errors import NormkitError
 from normkit.lab.experiment import Train
 from normkit.lab.models.variant import learning_rate_followers
-from normkit.lab.train.batches import BatchFeed, EpochPlan, Inputs
+from normkit.lab.own_code import error_place, source_place
+from normkit.lab.tasks import Task
+from normkit.lab.tasks.base import Losses, TaskError, total
+from normkit.lab.train.batches import EpochPlan
 from normkit.lab.train.cuda_graph import Capture, Recorded
-from normkit.lab.train.device import autocast, scaler
-from normkit.lab.train.evaluate import History, correct, loss_of
+from normkit.lab.train.device import scaler
+from normkit.lab.train.evaluate import History
 from normkit.lab.train.optimizer import Rates, load_state, optimizer_of, state_of
+from normkit.models import first_line
 
 
 class Trainer:
@@ -33,21 +39,21 @@ class Trainer:
         model: nn.Module,
         train: Train,
         plan: EpochPlan,
-        feed: BatchFeed,
+        task: Task,
         capture: Capture | None,
     ) -> None:
-        device, dtype = feed.format.device, feed.format.dtype
-        self.train, self.plan, self.feed, self.device = train, plan, feed, device
+        device, dtype = task.format.device, task.format.dtype
+        self.train, self.plan, self.task, self.device = train, plan, task, device
         self.model = model.to(device, dtype)
         if train.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.modes = Modes(self.model)
         # compiled beside the model, whose own forward still runs hooks, and keeps its names
         self.forward: nn.Module = torch.compile(self.model) if train.compile else self.model  # type: ignore[assignment]
-        self.optimizer = optimizer_of(self.model, train, device)
+        self.optimizer = optimizer_of(self.model, train, device, task.learns)
         self.followers = learning_rate_followers(self.model)
         self.rates = Rates(self.optimizer, train, plan.steps, self.followers)
-        self.history = History(plan.batches, device)
+        self.history = History(plan.batches, device, task.batch_values)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.scaler = scaler(train.precision, device)
         if train.accumulate > 1:  # gradients that stay, to be added to
@@ -61,8 +67,9 @@ class Trainer:
         self.whole = recorded(self._whole)
         self.gradients = recorded(self._gradients)
         self.update = recorded(self._update)
+        task.begin(self)
 
-    def step(self, batches: list[Inputs], number: int) -> None:
+    def step(self, batches: list[tuple[Any, ...]], number: int) -> None:
         """One step of the optimizer, counted from 0 over all epochs."""
         self.rates.write(number)
         if self.train.accumulate == 1:
@@ -91,6 +98,7 @@ class Trainer:
         for state in state_of(self.optimizer):
             yield from state.values()
         yield from (self.history.rows, self.history.next)
+        yield from self.task.tensors()
         if self.train.accumulate > 1:
             yield from (p.grad for p in self.parameters if p.grad is not None)
         if self.scaler is not None:
@@ -99,27 +107,39 @@ class Trainer:
 
     # ---------------------------------------------------------------- what is recorded
 
-    def _whole(self, *inputs: Tensor) -> None:
+    def _whole(self, *inputs: Any) -> None:
         for parameter in self.parameters:
             parameter.grad = None
-        self._backward(self._loss(*inputs))
+        with explained(self.task, "step"):
+            self.task.step(self, self.task.read(*inputs))
+
+    def minimize(self, losses: Losses) -> None:
+        """Backward and update, for a task's step: once for each batch."""
+        self._backward(self._noted(losses))
         self._apply()
 
-    def _gradients(self, *inputs: Tensor) -> None:
+    def _gradients(self, *inputs: Any) -> None:
         """Add the gradients of one batch of several; the last input is its share of the step."""
         *rows, share = inputs
-        self._backward(self._loss(*rows) * share)
+        with explained(self.task, "loss"):
+            losses = self.task.loss(self.forward, self.task.read(*rows))
+            self._backward(self._noted(losses) * share)
 
     def _update(self) -> None:
         self._apply()
         torch._foreach_zero_([p.grad for p in self.parameters])
 
-    def _loss(self, *inputs: Tensor) -> Tensor:
-        images, labels = self.feed.read(*inputs)
-        with autocast(self.train.precision, self.device):
-            logits = self.forward(images)
-        loss = loss_of(logits, labels, self.train.label_smoothing)
-        self.history.add(loss, correct(logits.detach(), labels))
+    def _noted(self, losses: Losses) -> Tensor:
+        """What is minimized; all of it is written down."""
+        loss = total(losses) if isinstance(losses, Tensor | Mapping) else losses
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+            raise TaskError(
+                f"{type(self.task).__name__}.loss{source_place(type(self.task).loss)} gave "
+                f"{_shown(loss)}, expected one number, a tensor () with a gradient, or several by "
+                "name. Try .mean()."
+            )
+        values = losses if isinstance(losses, Mapping) else {}
+        self.history.add({"loss": loss, **values})
         return loss
 
     def _backward(self, loss: Tensor) -> None:
@@ -146,7 +166,8 @@ class Trainer:
             "counters": dict(self._unsaved()),
             "optimizer": state_of(self.optimizer),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "history": {"rows": self.history.rows, "next": self.history.next},
+            "history": self.history.state_dict(),
+            "task": self.task.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -156,16 +177,39 @@ class Trainer:
             for name, buffer in self._unsaved():
                 buffer.copy_(state["counters"][name])
             load_state(self.optimizer, state["optimizer"])
-            self.history.rows.copy_(state["history"]["rows"])
-            self.history.next.copy_(state["history"]["next"])
+            self.history.load_state_dict(state["history"])
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         self.rates.forget()
+        if task_state := state.get("task"):
+            self.task.load_state_dict(task_state)
 
     def _unsaved(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers that a model's own state_dict leaves out."""
         saved = self.model.state_dict().keys()
         return ((name, b) for name, b in self.model.named_buffers() if name not in saved)
+
+
+@contextmanager
+def explained(task: Task, what: str) -> Iterator[None]:
+    """An error in the author's own code becomes one that names its line."""
+    try:
+        yield
+    except (NormkitError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not (place := error_place(error)):
+            raise
+        name = type(task).__name__
+        raise TaskError(
+            f"{name}.{what} failed{place}: {type(error).__name__}: {first_line(error)}."
+        ) from error
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"a tensor {tuple(value.shape)}" + (" without a gradient" * (not value.requires_grad))
 
 
 class Modes:

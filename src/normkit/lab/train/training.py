@@ -10,25 +10,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from normkit.inspection import undisturbed
+from normkit.lab.data.sampling import stream
 from normkit.lab.experiment import Run
+from normkit.lab.formats import ImageFormat
 from normkit.lab.models.variant import build_variant
+from normkit.lab.own_code import source_place
 from normkit.lab.results import DIVERGED, DONE, Epoch, Result
-from normkit.lab.train.batches import BatchFeed, EpochPlan, ImageFormat
+from normkit.lab.tasks import Evaluation, Task, make_task
+from normkit.lab.tasks.pictures import encoded
+from normkit.lab.train.batches import EpochPlan
 from normkit.lab.train.checkpoint import load_state, state_of
 from normkit.lab.train.cuda_graph import Capture, is_recorded
 from normkit.lab.train.device import Clock, RunDevice, environment
-from normkit.lab.train.evaluate import (
-    EpochNumbers,
-    Score,
-    batch_size,
-    check_selection,
-    is_evaluated,
-    selected,
-)
-from normkit.lab.train.step import Trainer
+from normkit.lab.train.evaluate import check_selection, is_evaluated, selected
+from normkit.lab.train.step import Trainer, explained
 from normkit.lab.train.watch import EpochMeasures
 
 LOOK_EVERY = {"cpu": 50}  # steps after which the losses are looked at, not only after an epoch
+END = object()  # of an iterator
+FIRST_SEED = 1  # whose pictures are kept
 LOOK_ELSEWHERE = 1000  # where a look waits for the device
 # fp16 overflows now and then, and its scaler leaves such steps out: only a row of them counts
 PATIENCE = {"fp16": 20}
@@ -63,22 +64,21 @@ class Training:
         beside: int = 1,
     ) -> None:
         self.run, self.sets, self.train, self.beside = run, sets, run.setting.train, beside
-        seed, mixup = run.torch_seed(), run.setting.data.mixup
+        seed = run.torch_seed()
         check_selection(self.train, sets.validation is not None)
         self.plan = EpochPlan.of(self.train, len(sets.train))
         self.run_device = RunDevice(device, seed)
         self.device = self.run_device.device
-        self.format = ImageFormat(self.device, self.train.precision, self.train.channels_last)
-        self.feed = BatchFeed(
-            sets.train, self.plan, self.format, seed=seed, classes=sets.classes, mixup=mixup
-        )
-        wanted, self.why_direct = is_recorded(self.device, sets.train)
+        self.task = make_task(run.setting)
+        format = ImageFormat(self.device, self.train.precision, self.train.channels_last)
+        self.task.attach(run.setting, sets, format, seed)
+        wanted, self.why_direct = is_recorded(self.device, sets.train, self.task)
         if isinstance(capture, str):
             capture = self.run_device.capture if wanted else None
         with self.run_device.here():
-            model = model or build_variant(run.setting, sets.classes, sets.shape, seed)
+            model = model or build_variant(run.setting, sets.classes, sets.shape, seed, self.task)
             recorder = None if capture is None else self.run_device.rewinding(capture)
-            self.trainer = Trainer(model, self.train, self.plan, self.feed, recorder)
+            self.trainer = Trainer(model, self.train, self.plan, self.task, recorder)
         self.measures = EpochMeasures(self.trainer, sets, run.setting.watch)
         self.clock = Clock(self.device)
         self.epoch, self.at = 0, 0  # epochs that are complete; steps of the next one
@@ -114,10 +114,12 @@ class Training:
         if not self.trainer.is_recorded:
             reason = self.trainer.obstacle or self.why_direct or "it was not wanted"
             recorded = f"no: {reason}"
+        chosen = () if self.note else selected(self.train, self.records, *main_metric(self.task))
+        counting = [each for each in self.records if each.epoch in chosen]
         return Result(
             run=self.run.id,
             status=DIVERGED if self.note else DONE,
-            selected=() if self.note else selected(self.train, self.records),
+            selected=chosen,
             epochs=tuple(self.records),
             seconds=seconds,
             parameters=sum(p.numel() for p in model.parameters()),
@@ -132,7 +134,19 @@ class Training:
             note=self.note or _left_out(model),
             classes=self.sets.classes,
             test_samples=len(self.sets.test),
+            collapsed=self.task.collapsed(counting),
+            pictures=self._pictures(),
         )
+
+    def _pictures(self) -> tuple[dict[str, str], ...]:
+        """Of the trained model, for the report: of the first seed alone, they take room."""
+        if self.note or self.run.seed != FIRST_SEED:
+            return ()
+        with self.run_device.here(), undisturbed(self.trainer.model), torch.no_grad():
+            self.trainer.modes.evaluate()
+            with explained(self.task, "pictures"):
+                drawn = list(self.task.pictures(self.trainer.model))
+        return tuple({"caption": caption, "png": encoded(image)} for caption, image in drawn)
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on with the same numbers. Between two calls of ``step``."""
@@ -153,13 +167,13 @@ class Training:
             yield from self._train()
             if self.note:
                 return
-            scores: dict[str, Score] = {}
+            evaluations: dict[str, Evaluation] = {}
             if is_evaluated(self.train, self.epoch + 1):
                 names = ("test",) if self.sets.validation is None else ("validation", "test")
-                scores = {n: Score(self.device, self.sets.classes) for n in names}
-            for name, score in scores.items():
-                yield from self._evaluate(name, score)
-            self._end_epoch(scores)
+                evaluations = {name: self.task.evaluation(name) for name in names}
+            for name, evaluation in evaluations.items():
+                yield from self._evaluate(name, evaluation)
+            self._end_epoch(evaluations)
             yield True
 
     def _train(self) -> Iterator[bool]:
@@ -168,40 +182,51 @@ class Training:
         if not self.at:
             trainer.history.restart()
         look_every = LOOK_EVERY.get(self.device.type, LOOK_ELSEWHERE)
-        batches = self.feed.batches(self.epoch, self.at * self.plan.accumulate)
+        batches = self.task.batches(self.plan, self.epoch, self.at * self.plan.accumulate)
         self.clock.start()
         for step in self.plan.in_steps(batches):
             trainer.step(step, self.epoch * steps + self.at)
             self.at += 1
             if self.at % look_every == 0 and self.at < steps:
-                seen = trainer.history.rows[: self.at * self.plan.accumulate, 0]
-                if self._is_lost(seen.tolist()):
+                losses = trainer.history.losses(self.at * self.plan.accumulate)
+                if self._is_lost(losses):
                     return
             yield True
         self.clock.stop()
 
-    def _evaluate(self, name: str, score: Score) -> Iterator[bool]:
+    def _evaluate(self, name: str, evaluation: Evaluation) -> Iterator[bool]:
         self.trainer.modes.evaluate()
-        for images, labels in getattr(self.sets, name).batches(batch_size(self.sets.shape)):
-            labels = labels.to(self.device, non_blocking=True)
-            score.add(self.trainer.forward, self.format(images), labels, self.train.precision)
+        random = self.run_device.random
+        numbers = random.fresh(stream("evaluation", self.task.seed, self.epoch, name))
+        batches = iter(self.task.evaluation_batches(name))
+        while True:
+            with random.apart(numbers), torch.no_grad(), explained(self.task, "evaluation"):
+                batch = next(batches, END)
+                if batch is END:
+                    return
+                evaluation.add(self.trainer.forward, batch)
             yield True
 
-    def _end_epoch(self, scores: dict[str, Score]) -> None:
-        numbers = EpochNumbers.read(self.trainer.history, scores)
-        if self._is_lost(numbers.losses):
+    def _end_epoch(self, evaluations: dict[str, Evaluation]) -> None:
+        history = self.trainer.history.read()
+        if self._is_lost(history["loss"]):
             return
+        sizes = [self.plan.size(batch) for batch in range(self.plan.batches)]
+        values: dict[str, Any] = {}
+        with explained(self.task, "evaluation"):
+            found = {"train": self.task.epoch_values(history, sizes)}
+            found |= {part: evaluation.values() for part, evaluation in evaluations.items()}
+        for part, numbers in found.items():
+            values |= {f"{part}_{name}": value for name, value in numbers.items()}
         self.epoch, self.at = self.epoch + 1, 0
         measured = self.measures.measure(self.epoch) if self.measures.due(self.epoch) else {}
         self.records.append(
-            Epoch(
+            Epoch.of(
+                values,
                 epoch=self.epoch,
                 lr=self.trainer.rates.base_rate(self.epoch * self.plan.steps - 1),
-                train_loss=numbers.mean_loss(self.plan),
-                train_accuracy=sum(numbers.right) / self.plan.samples,
                 seconds=self.clock.read(),
                 measures=measured,
-                **numbers.evaluated,
             )
         )
 
@@ -213,9 +238,15 @@ class Training:
         step = self.epoch * self.plan.steps + batch // self.plan.accumulate + 1
         self.note = (
             f"The loss was not finite from step {step} on, in epoch {self.epoch + 1} "
-            f"of {self.train.epochs}."
+            f"of {self.train.epochs}{source_place(type(self.task).loss)}."
         )
         return True
+
+
+def main_metric(task: Task) -> tuple[str, bool]:
+    """The name of a task's score, and whether more of it is better."""
+    name = next(iter(task.metrics))
+    return name, task.metrics[name].higher_is_better
 
 
 def diverged_at(losses: Sequence[float], precision: str = "float32") -> int | None:

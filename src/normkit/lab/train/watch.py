@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,10 +13,11 @@ from normkit.diagnosis.disturbance import DELTAS, first_of_blocks
 from normkit.diagnosis.measures import condensation, ws_gradient_decomposition
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import undisturbed
+from normkit.inspection.batches import read_batch, samples_in
 from normkit.inspection.run import watch_inputs
 from normkit.lab.experiment import Watch
 from normkit.lab.models.variant import normalizes_input
-from normkit.lab.train.evaluate import accuracy, batch_size, loss_of
+from normkit.lab.tasks import Task
 from normkit.lab.train.step import Trainer
 from normkit.layers.weight import WeightNormalizer
 
@@ -44,8 +45,8 @@ class EpochMeasures:
             if name not in MEASURES:
                 raise OptionError(f"watch.measures has {name!r}. {nearest(name, MEASURES)}")
         self.model, self.modes, self.epochs = trainer.model, trainer.modes, trainer.plan.epochs
-        self.sets, self.watch, self.format = sets, watch, trainer.feed.format
-        self._batch: tuple[Tensor, Tensor] | None = None
+        self.sets, self.watch, self.task = sets, watch, trainer.task
+        self._batch: Any = None
 
     def due(self, epoch: int) -> bool:
         """Whether anything is measured after an epoch; 0 is before the first."""
@@ -68,7 +69,7 @@ class EpochMeasures:
         if "ws_gradients" in asked:
             with undisturbed(self.model), torch.enable_grad():
                 self.modes.train()
-                values.update(ws_gradients(self.model, *self._fixed_batch()))
+                values.update(ws_gradients(self.model, self.task, self._fixed_batch()))
         if "disturbance" in asked and epoch == self.epochs:
             values["disturbance"] = self._disturbance()
         return {name: value for name, value in values.items() if _is_measured(value)}
@@ -76,7 +77,12 @@ class EpochMeasures:
     def _esm(self) -> dict[str, list[float | None]]:
         names = ("esm_mean", "esm_std")
         try:
-            seen = collect(self.model, self._test_batches(), measures=names)
+            seen = collect(
+                self.model,
+                self.task.evaluation_batches("test"),
+                measures=names,
+                forward=self.task.forward,
+            )
         except NothingToDo:  # a model without norms
             return {}
         return {name: [seen.value(path, name) for path in seen.paths] for name in names}
@@ -91,7 +97,7 @@ class EpochMeasures:
 
         norms = [s.module for s in survey(self.model) if not normalizes_input(s)]
         with undisturbed(self.model), watch_inputs(dict.fromkeys(norms, look)):
-            self.model(self._fixed_batch()[0])
+            self.task.forward(self.model, self._fixed_batch())
         return seen[0].item() if seen else None
 
     def _in_training(self, wanted: list[str]) -> dict[str, list[float | None]]:
@@ -99,38 +105,43 @@ class EpochMeasures:
         with undisturbed(self.model):
             self.modes.train()
             with observe(self.model, every=1, measures=wanted) as observer:
-                self.model(self._fixed_batch()[0])
+                self.task.forward(self.model, self._fixed_batch())
         seen = {(record.path, record.measure): record.value for record in observer.records}
         return {n: [seen.get((site.path, n)) for site in observer.sites] for n in wanted}
 
     def _disturbance(self) -> list[float]:
-        """Accuracy by size of the error. Without running statistics nothing can be disturbed."""
+        """The score by size of the error. Without running statistics nothing can be disturbed."""
         chosen = first_of_blocks(BLOCKS)
         where = chosen if any(chosen(site) for site in survey(self.model)) else None
         try:
             seen = disturbance_test(
-                self.model, list(self._test_batches()), accuracy, where=where, max_batches=None
+                self.model,
+                list(self.task.evaluation_batches("test")),
+                self.task.agreement,
+                where=where,
+                max_batches=None,
+                forward=self.task.forward,
             )
         except NothingToDo:
+            rows = []
             with undisturbed(self.model):
-                rows = [(accuracy(self.model(x), y), len(y)) for x, y in self._test_batches()]
+                for batch in self.task.evaluation_batches("test"):
+                    target = read_batch(batch, self.model).target
+                    output = self.task.forward(self.model, batch)
+                    rows.append((self.task.agreement(output, target), samples_in(batch)))
             plain = sum(value * size for value, size in rows) / sum(size for _, size in rows)
             return [plain] * (1 + len(DELTAS))
         return [seen.undisturbed, *(seen.means[delta] for delta in DELTAS)]
 
-    def _fixed_batch(self) -> tuple[Tensor, Tensor]:
+    def _fixed_batch(self) -> Any:
         if self._batch is None:
             size = min(self.watch.samples, len(self.sets.train))
-            images, labels = next(iter(self.sets.train.batches(size, seed=0, shuffle=True)))
-            self._batch = self.format(images), labels.to(self.format.device)
+            given = next(iter(self.sets.train.batches(size, seed=0, shuffle=True)))
+            self._batch = self.task.format.nested(given)
         return self._batch
 
-    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in self.sets.test.batches(batch_size(self.sets.shape)):
-            yield self.format(images), labels.to(self.format.device)
 
-
-def ws_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, list[float]]:
+def ws_gradients(model: nn.Module, task: Task, batch: Any) -> dict[str, list[float]]:
     """The parts of each standardized weight's gradient, summed over its filters.
 
     The model is run in the mode it is in; gradients of its parameters are left alone.
@@ -143,7 +154,7 @@ def ws_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, 
     weights = (module for module in model.modules() if isinstance(module, WeightNormalizer))
     hooks = [each.register_forward_hook(look) for each in weights if each.standardizes]
     try:
-        loss = loss_of(model(images), labels)
+        loss = task.measured_loss(model, batch)
     finally:
         for hook in hooks:
             hook.remove()

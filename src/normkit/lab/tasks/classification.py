@@ -1,0 +1,201 @@
+"""Classification: images and labels, cross-entropy, accuracy; at chance level it has collapsed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normkit.errors import OptionError
+from normkit.lab.data import mix, mixing_weights, soften
+from normkit.lab.formats import autocast
+from normkit.lab.results import METRICS, Epoch, TaskMetric
+from normkit.lab.tasks.base import Evaluation, Losses, Task, Values, mean_of
+
+if TYPE_CHECKING:
+    from normkit.lab.train.batches import EpochPlan
+
+FIVE = 5
+QUANTITIES = ("loss", "accuracy", "top5_accuracy")
+PIXELS = 1 << 22  # of a batch: 4,096 images of 32×32, 83 of 224×224
+LARGEST = 1024
+
+
+class Classification(Task):
+    """One of several classes for each image.
+
+    Of a small set a step is given rows of the epoch's plan, and does the augmentation itself; so
+    a recorded step holds that as well. Of image files it is given the images.
+    """
+
+    metrics: ClassVar[Mapping[str, TaskMetric]] = METRICS
+    batch_values = ("loss", "accuracy")
+    recordable = True
+
+    # ---------------------------------------------------------------- what a batch is
+
+    @property
+    def planned(self) -> bool:
+        """Whether steps are given rows of a plan."""
+        return hasattr(self.sets.train, "plan") and hasattr(self.sets.train, "gather")
+
+    def batches(self, plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Tensor, ...]]:
+        given = self._without_mixup(plan, epoch, start)
+        mixup = self.setting.data.mixup
+        if not mixup:
+            yield from given
+            return
+        weights = mixing_weights(
+            mixup, len(self.sets.train), seed=self.seed, epoch=epoch, device=self.format.device
+        )
+        for number, each in enumerate(given, start):
+            first = number * plan.batch
+            yield (*each, weights[first : first + plan.size(number)])
+
+    def _without_mixup(
+        self, plan: EpochPlan, epoch: int, start: int
+    ) -> Iterator[tuple[Tensor, ...]]:
+        if not self.planned:
+            for (batch,) in super().batches(plan, epoch, start):
+                yield tuple(batch)
+            return
+        loader: Any = self.sets.train
+        rows = loader.plan(self.seed, epoch)
+        for first in range(start * plan.batch, plan.samples, plan.batch):
+            yield (rows[first : min(first + plan.batch, plan.samples)],)
+
+    def read(self, *given: Any) -> tuple[Tensor, Tensor]:
+        """Images and labels of a batch: tensor operations alone, for inside a step."""
+        mixed = self.setting.data.mixup > 0
+        given, weights = (given[:-1], given[-1]) if mixed else (given, None)
+        loader: Any = self.sets.train
+        images, labels = loader.gather(*given) if self.planned else given
+        images, labels = self.format(images), labels.to(self.format.device, non_blocking=True)
+        if weights is not None:
+            soft = soften(labels, self.sets.classes).to(images.dtype)
+            images, labels = mix(images, soft, weights.to(images.dtype))
+        return images, labels
+
+    def evaluation_batches(self, part: str) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in getattr(self.sets, part).batches(batch_size(self.sets.shape)):
+            yield self.format(images), labels.to(self.format.device, non_blocking=True)
+
+    def try_model(
+        self, model: nn.Module, samples: int, classes: int, shape: tuple[int, ...]
+    ) -> None:
+        output = model(self.example(shape, samples))
+        if not isinstance(output, Tensor) or output.shape != (samples, classes):
+            got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise OptionError(
+                f"the model gives {got} for {samples} images of {classes} classes, expected a "
+                f"tensor ({samples}, {classes})."
+            )
+
+    def check_metric(self, metric: str, classes: int) -> None:
+        """Of five classes or fewer the right one is always among the five likeliest."""
+        if "top5" in metric and classes <= FIVE:
+            raise OptionError(
+                f"metric is {metric!r}, and there are {classes} classes. Try accuracy or error."
+            )
+
+    # ---------------------------------------------------------------- training and judging
+
+    def loss(self, model: nn.Module, batch: Any) -> Losses:
+        images, labels = batch
+        with self.format.autocast():
+            logits = model(images)
+        loss = loss_of(logits, labels, self.setting.train.label_smoothing)
+        return {"loss": loss, "accuracy": correct(logits.detach(), labels)}
+
+    def epoch_values(self, rows: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Values:
+        """The right answers of each batch were counted, not averaged."""
+        right = sum(rows["accuracy"]) / sum(sizes)
+        return {"loss": mean_of(rows["loss"], sizes), "accuracy": right}
+
+    def measured_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Neither smoothed nor in a shorter number type."""
+        images, labels = batch
+        return loss_of(model(images), labels)
+
+    def agreement(self, output: Any, target: Any) -> float:
+        return float(correct(output, target)) / len(target)
+
+    def evaluation(self, part: str) -> ClassificationScore:
+        classes = self.sets.classes
+        return ClassificationScore(self.format.device, classes, self.format.precision, part)
+
+    def collapsed(self, epochs: Sequence[Epoch]) -> str | None:
+        """``Result.collapse`` reads it from the accuracies, as of results of earlier releases."""
+        return None
+
+
+class ClassificationScore(Evaluation):
+    """Sum of losses and number of right answers on a set, on the device; nothing waits for it.
+
+    Where there are more than five classes, also how many were right among the five likeliest. How
+    often each class was the answer tells a network that gives the same one to all.
+    """
+
+    def __init__(
+        self, device: torch.device, classes: int, precision: str = "float32", part: str = "test"
+    ) -> None:
+        self.names = QUANTITIES if classes > FIVE else QUANTITIES[:2]
+        self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=device)
+        self.answers = torch.zeros(classes, dtype=torch.float64, device=device)
+        self.samples, self.precision, self.part = 0, precision, part
+
+    def add(self, model: nn.Module, batch: Any) -> None:
+        images, labels = batch
+        with autocast(self.precision, images.device):
+            logits = model(images)
+        loss = F.cross_entropy(_wide(logits), labels, reduction="sum")
+        sums = [loss, correct(logits, labels)]
+        answer = logits.argmax(1)
+        self.answers.scatter_add_(0, answer, torch.ones_like(answer, dtype=torch.float64))
+        if len(self.names) > 2:
+            five = logits.topk(FIVE, dim=1).indices
+            sums.append((five == labels[:, None]).sum())
+        self.sums += torch.stack([each.double() for each in sums])
+        self.samples += len(labels)
+
+    def values(self) -> dict[str, float | list[float]]:
+        """A loss that is NaN is as bad as can be."""
+        *sums, most = torch.cat([self.sums, self.answers.max()[None]]).tolist()
+        values = {name: value / self.samples for name, value in zip(self.names, sums, strict=True)}
+        if math.isnan(values["loss"]):
+            values["loss"] = math.inf
+        if self.part == "test":
+            values["one_class"] = most / self.samples
+        return {**values}
+
+
+# ------------------------------------------------------------------ of one batch
+
+
+def loss_of(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy, in float32 or wider.
+
+    ``labels`` are classes (N,), or shares of classes (N, K), which mixup makes.
+    """
+    logits = _wide(logits)
+    labels = labels.to(logits.dtype) if labels.is_floating_point() else labels
+    return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+
+
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """How many samples get the largest logit at their class; of shares, the largest counts."""
+    truth = labels.argmax(1) if labels.is_floating_point() else labels
+    return (logits.argmax(1) == truth).sum()
+
+
+def batch_size(shape: tuple[int, int, int]) -> int:
+    """Of evaluation: large, since no gradient needs the activations; the same on all machines."""
+    return max(1, min(LARGEST, PIXELS // (shape[1] * shape[2])))
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
