@@ -202,11 +202,14 @@ def _epoch_columns(rows: Sequence[RunRecord]) -> list[Column]:
     selected = [
         r.result is not None and r.epoch.epoch in r.result.selected for r in rows if r.epoch
     ]
-    plain = [f.name for f in dataclasses.fields(Epoch) if f.name not in ("epoch", "measures")]
+    besides = ("epoch", "measures", "metrics", "units")
+    plain = [f.name for f in dataclasses.fields(Epoch) if f.name not in besides]
+    metrics = dict.fromkeys(name for epoch in epochs for name in epoch.metrics)
     names = dict.fromkeys(name for epoch in epochs for name in epoch.measures)
     return [
         Column("epoch", INTEGER, [epoch.epoch for epoch in epochs]),
         Column("selected", FLAG, selected),
         *(Column(name, NUMBER, [getattr(epoch, name) for epoch in epochs]) for name in plain),
+        *(Column(n, NUMBER, [epoch.metrics.get(n) for epoch in epochs]) for n in metrics),
         *(fitting(f"measures.{n}", [epoch.measures.get(n) for epoch in epochs]) for n in names),
     ]

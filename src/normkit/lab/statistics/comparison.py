@@ -199,7 +199,10 @@ def reach(
 
 
 def median_reach(
-    results: Sequence[Result], targets: Sequence[float], metric: str, higher_is_better: bool
+    results: Sequence[Result],
+    targets: Sequence[float],
+    metric: str,
+    higher_is_better: bool | None = None,
 ) -> tuple[float, float] | None:
     """The median over runs, each with its own target; None if half of them never reach it."""
     never = (math.inf, math.inf)

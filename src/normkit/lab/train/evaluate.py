@@ -65,7 +65,7 @@ class History:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if not self.names:
-            self.open(list(state["names"]))  # type: ignore[arg-type]
+            self.open(list(state["names"]))
         self.rows.copy_(state["rows"])
         self.next.copy_(state["next"])
 
