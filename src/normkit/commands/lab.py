@@ -49,7 +49,7 @@ Results are kept in {RESULTS}/NAME.sqlite of the working directory, or where --s
 
 # what the lab offers; a help page does not import it to know
 METRICS = ("accuracy", "error", "loss", "top5_accuracy", "top5_error")
-ENGINES = ("local", "ray")
+ENGINES = ("local", "ray", "slurm")
 EXPORT_FORMATS = ("csv", "parquet", "latex")
 EXPORT_ROWS = ("run", "epoch", "comparison")
 
@@ -224,6 +224,7 @@ examples:
   normkit lab run my.toml --seeds 15 --workers 4 --no-report
   normkit lab run my.toml --set train.lr=0.05 --set train.epochs=20
   normkit lab run my.toml --engine ray         on the machines of a Ray cluster
+  normkit lab run my.toml --engine slurm       as arrays of a SLURM cluster
 
 {WHERE}
 Where there is no GPU, each core of the CPU trains one run; on a GPU, small runs of one variant

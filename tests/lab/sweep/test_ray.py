@@ -13,7 +13,7 @@ import pytest
 from lab.sweep import pretend
 from normkit.errors import OptionError
 from normkit.lab.store import FAILED, Store
-from normkit.lab.sweep import ProgressLines, ray_engine, run
+from normkit.lab.sweep import ProgressLines, SweepError, ray_engine, run
 
 # read when Ray is imported: its servers then listen on the loopback address only
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -83,3 +83,41 @@ def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
         "Ray cannot be reached or started: Could not connect to GCS. RAY_ADDRESS is "
         "'127.0.0.1:1'. Try ray status, or --engine local."
     )
+
+
+def test_a_cluster_that_disappears(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray waits for its head for a minute, and then ends the process without a word of ours."""
+
+    class Head:
+        gcs_address = "127.0.0.1:1"  # nobody listens there
+
+    class Deserted:
+        alive = True
+
+        @staticmethod
+        def get_runtime_context() -> Head:
+            return Head()
+
+        @classmethod
+        def nodes(cls) -> list[dict[str, Any]]:
+            return [{"Alive": cls.alive, "Resources": {"CPU": 2.0}}]
+
+    monkeypatch.setattr(ray_engine, "CHECK_EVERY", 0.0)
+    cluster = ray_engine.RayCluster(Deserted, "CPU")
+    for _ in range(ray_engine.GONE_AFTER - 1):
+        cluster.check()
+    assert not cluster.gone
+    with pytest.raises(
+        SweepError, match=r"127\.0\.0\.1:1 is gone: its head does not answer"
+    ) as error:
+        cluster.check()
+    assert "Nothing is lost" in str(error.value)
+    assert cluster.gone
+
+    Head.gcs_address = ray.get_runtime_context().gcs_address
+    cluster = ray_engine.RayCluster(Deserted, "CPU")
+    for alive in (True, False, False, True, False, False):  # a short absence is none
+        Deserted.alive = alive
+        cluster.check()
+    with pytest.raises(SweepError, match="none of its nodes with a CPU is alive"):
+        cluster.check()

@@ -7,8 +7,8 @@ killed, and whenever, the same command goes on from there and comes to the same 
 """
 
 from normkit.lab.sweep.launcher import ENGINES as ENGINES
-from normkit.lab.sweep.launcher import SweepError as SweepError
 from normkit.lab.sweep.launcher import run as run
+from normkit.lab.sweep.messages import SweepError as SweepError
 from normkit.lab.sweep.progress import ProgressLines as ProgressLines
 from normkit.lab.sweep.progress import ProgressListener as ProgressListener
 from normkit.lab.sweep.progress import RunLabel as RunLabel

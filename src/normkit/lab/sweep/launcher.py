@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from normkit.errors import NormkitError, UnknownName, nearest
+from normkit.errors import UnknownName, nearest
 from normkit.lab.experiment import Experiment, Run
 from normkit.lab.provenance import with_provenance
 from normkit.lab.results import Epoch, Result
@@ -27,22 +27,19 @@ from normkit.lab.sweep.messages import (
     Message,
     Progressed,
     Stopped,
+    SweepError,
     WorkerLost,
 )
 from normkit.lab.sweep.progress import ProgressListener, SweepPlan, run_labels
 from normkit.lab.sweep.worker import TRAINER, disk_full_cause
 
-ENGINES = ("local", "ray")
+ENGINES = ("local", "ray", "slurm")
 TRIES = 3  # a run whose worker is lost is tried again so often before it counts as failed
 STARTS = 5  # workers in a row that do not even start
 TICK = 0.5  # seconds between two looks at the clock, and at other launchers
 RECORD_EVERY = 2.0  # seconds between two writes of the epochs of unfinished runs
 GRACE = 30.0  # seconds for workers to write their checkpoints when they are asked to stop
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class SweepError(NormkitError):
-    """A sweep that cannot go on. What is done is kept."""
 
 
 def run(
@@ -80,10 +77,14 @@ def run(
     try:
         if engine == "local":
             chosen: Engine = LocalEngine(slots[:missing], owner.lock, trainer, start)
-        else:
+        elif engine == "ray":
             from normkit.lab.sweep.ray_engine import RayEngine  # Ray is asked for inside
 
             chosen = RayEngine(workers, device, missing, trainer)
+        else:
+            from normkit.lab.sweep.slurm_engine import SlurmEngine
+
+            chosen = SlurmEngine(workers, device, missing, owner, trainer)
         listener.begin(SweepPlan(run_labels(experiment), done, chosen.size(), experiment.metric))
         _sweep(Launcher(runs, store, owner, chosen, listener))
     except OSError as error:

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from normkit.errors import NormkitError
 from normkit.lab.experiment import Run
 from normkit.lab.results import Epoch, Result
 
 READY = "ready"  # what a local worker says first
 STOP = "stop"  # what it is told to make it leave its runs
+
+
+class SweepError(NormkitError):
+    """A sweep that cannot go on. What is done is kept."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ Message = Progressed | Finished | Stopped | Failed | WorkerLost
 
 
 class Engine(Protocol):
-    """Trains jobs somewhere else, in processes of this machine or with Ray, and tells of them."""
+    """Trains jobs somewhere else, in processes of this machine or a cluster, and tells of them."""
 
     def size(self) -> int:
         """How many workers there can be at once."""

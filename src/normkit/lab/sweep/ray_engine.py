@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import re
+import socket
 import threading
 import time
 import warnings
@@ -20,10 +21,12 @@ import torch
 
 from normkit.errors import OptionError
 from normkit.lab.sweep.local import TOGETHER
-from normkit.lab.sweep.messages import Job, JobTracker, Message
+from normkit.lab.sweep.messages import Job, JobTracker, Message, SweepError
 from normkit.lab.sweep.worker import TRAINER, JobRunner
 from normkit.models import require
 
+CHECK_EVERY = 5.0  # seconds between two looks whether the cluster is there
+GONE_AFTER = 3  # looks in a row that fail; Ray itself ends the process after a minute
 ANSWER_WITHIN = 2.0  # seconds that a worker waits for a message before it says that there is none
 
 
@@ -42,6 +45,8 @@ class RayEngine:
                 address = os.environ.get("RAY_ADDRESS")
                 hint = f"RAY_ADDRESS is {address!r}. " if address else ""
                 message = " ".join(str(error).split()).rstrip(".")
+                if "Unauthenticated" in message or "token" in message.lower():
+                    hint += "The cluster wants a token: RAY_AUTH_TOKEN or ~/.ray/auth_token. "
                 raise OptionError(
                     f"Ray cannot be reached or started: {message}. {hint}"
                     "Try ray status, or --engine local."
@@ -62,6 +67,7 @@ class RayEngine:
             num_cpus=1, num_gpus=int(kind == "GPU"), max_concurrency=4, max_restarts=0
         )(RayActor)
         self._workers: list[_Worker] = []
+        self._cluster = RayCluster(self._ray, kind)
 
     def size(self) -> int:
         return self._size
@@ -78,6 +84,7 @@ class RayEngine:
         worker.give(jobs)
 
     def poll(self, seconds: float) -> list[Message]:
+        self._cluster.check()
         if not self._workers:
             time.sleep(seconds)
             return []
@@ -97,11 +104,52 @@ class RayEngine:
             worker.actor.stop.remote()
 
     def close(self) -> None:
-        for worker in self._workers:
-            self._ray.kill(worker.actor)
+        if not self._cluster.gone:  # else nobody is left to be asked, and Ray would wait
+            for worker in self._workers:
+                self._ray.kill(worker.actor)
         self._workers.clear()
-        if self._started:
+        if self._started and not self._cluster.gone:
             self._ray.shutdown()
+
+
+class RayCluster:
+    """Whether a cluster is still there. Ray waits for one that is not, and then ends the process.
+
+    Its head is asked for a connection, and then for its nodes; both answer at once where they live.
+    """
+
+    def __init__(self, ray: Any, kind: str) -> None:
+        self.ray, self.kind = ray, kind
+        self.address: str = ray.get_runtime_context().gcs_address
+        self.gone = False
+        self._failures, self._next = 0, time.monotonic() + CHECK_EVERY
+
+    def check(self) -> None:
+        """Raises an error if it has been gone for a while."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + CHECK_EVERY
+        problem = self._problem()
+        self._failures = self._failures + 1 if problem else 0
+        if self._failures >= GONE_AFTER:
+            self.gone = True
+            raise SweepError(
+                f"The Ray cluster at {self.address} is gone: {problem}. Nothing is lost: results "
+                "are in the store, and runs that were being trained go on from their checkpoints. "
+                "Try the same command when the cluster is back, or with --engine local."
+            )
+
+    def _problem(self) -> str:
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN).close()
+        except OSError as error:
+            return f"its head does not answer ({error})"
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        if not any(node["Resources"].get(self.kind) for node in nodes):
+            return f"none of its nodes with a {self.kind} is alive"
+        return ""
 
 
 class RayActor:
