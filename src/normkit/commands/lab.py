@@ -135,6 +135,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, metavar="K", help="processes (default: one a core, or one a GPU)")
     add("--device", metavar="NAME", help="cpu, cuda or cuda:0 (default: the GPUs if there are any)")
     add("--engine", choices=ENGINES, default="local", help="default local")
+    add(
+        "--track",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="tensorboard, mlflow or wandb, or NAME=WHERE: show runs there as they go on",
+    )
     add("--no-report", action="store_true", help="only train")
 
 
@@ -225,6 +232,7 @@ examples:
   normkit lab run my.toml --set train.lr=0.05 --set train.epochs=20
   normkit lab run my.toml --engine ray         on the machines of a Ray cluster
   normkit lab run my.toml --engine slurm       as arrays of a SLURM cluster
+  normkit lab run my.toml --track tensorboard  then: tensorboard --logdir results/tensorboard
 
 {WHERE}
 Where there is no GPU, each core of the CPU trains one run; on a GPU, small runs of one variant

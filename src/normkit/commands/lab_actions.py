@@ -25,6 +25,7 @@ from normkit.lab import sweep
 from normkit.lab.experiment import Experiment, checks
 from normkit.lab.experiment.fields import seeds_of
 from normkit.lab.experiment.reading import read, scales
+from normkit.lab.export.trackers import TrackedProgress
 from normkit.lab.report import print_verdicts
 from normkit.lab.report import report as write_report
 from normkit.lab.results import Comparison
@@ -205,6 +206,9 @@ def _seeds(text: str) -> tuple[int, ...]:
 def _train_and_show(
     experiment: Experiment, path: Path, page: Path, options: argparse.Namespace
 ) -> int:
+    listener = progress_listener()
+    if options.track:  # a name that is wrong, or a package that is missing, is told first
+        listener = TrackedProgress(experiment, options.track, listener)
     _check(_missing(experiment, path))
     with Store(path) as store:
         store.remember(StoredExperiment.of(experiment, _text(experiment)))
@@ -214,7 +218,7 @@ def _train_and_show(
             workers=options.workers,
             device=options.device,
             engine=options.engine,
-            progress=progress_listener(),
+            progress=listener,
         )
         states = store.status(run.id for run in experiment.runs())
         if not options.no_report:

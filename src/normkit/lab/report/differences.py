@@ -58,7 +58,7 @@ class Side:
         settings = {}
         for each in kept.variants:
             content = next((contents[run] for run in each.runs if run in contents), {})
-            settings[each.name, each.cell] = _flat_setting(content.get("setting", {}))
+            settings[each.name, each.cell] = setting_words(content.get("setting", {}))
         runs = {(each.name, each.cell): each.runs for each in kept.variants}
         return cls(kept.name, facts, settings, runs, kept.metric, results)
 
@@ -136,7 +136,7 @@ def score_rows(first: Side, second: Side) -> Iterator[ScoreRow]:
         yield ScoreRow(variant_label(*key), a, b, difference, shared)
 
 
-def _flat_setting(content: Mapping[str, Any]) -> dict[str, str]:
+def setting_words(content: Mapping[str, Any]) -> dict[str, str]:
     """A setting by dotted keys, in words; what it does not say has its default."""
     defaults = dataclasses.asdict(Setting())
     values: dict[str, str] = {}
