@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from normkit.lab.experiment import Experiment, Run, Setting, Train, Variant
+from normkit.lab.experiment.records import OwnCode
 from normkit.lab.provenance import checkout_commit, command_line, software, with_provenance
 from normkit.lab.results import DONE, Epoch, Result
 from normkit.lab.store import (
@@ -180,8 +181,9 @@ def test_what_a_run_is_made_of_comes_back(folder: Path) -> None:
 def test_provenance_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/usr/bin/normkit", "lab", "run", "my file.toml"])
     assert command_line() == "normkit lab run 'my file.toml'"
-    noted = with_provenance(Result(IDS[0], DONE, (), (), 1.0, 1, provenance={"code": "abc"}))
-    assert noted.provenance == {"command": command_line(), "code": "abc"}
+    own = Run(Setting(code=OwnCode("here", {"mine.py:Task": "12ab"})), 1)
+    noted = with_provenance(Result(own.id, DONE, (), (), 1.0, 1), own)
+    assert noted.provenance == {"command": command_line(), "code": "mine.py:Task 12ab"}
     assert Result.from_json(noted.to_json()) == noted
     assert {"normkit", "numpy", "torchvision"} <= software().keys()
 

@@ -64,6 +64,8 @@ def experiment() -> Experiment:
 
 def test_numbers_of_an_epoch() -> None:
     values = epoch_values(epoch(3, 0.5))
+    other = Epoch(1, metrics={"test_iou": 0.25}, units={"test_iou": [0.0, 0.5]})
+    assert epoch_values(other)["test/iou"] == 0.25
     assert values == {
         "lr": 0.1,
         "train/loss": 1.5,

@@ -31,7 +31,7 @@ def diff(options: argparse.Namespace) -> int:
         if variants:
             screen.print(f"Only in {name}: {', '.join(variants)}.", markup=False, soft_wrap=True)
     rows = list(score_rows(first, second))
-    metric = Metric(first.metric)
+    metric = first.metric
     if any(row.first.values or row.second.values for row in rows):
         shown = [
             (
@@ -52,7 +52,7 @@ def diff(options: argparse.Namespace) -> int:
         "names": names,
         "settings": [row._asdict() for row in settings],
         "only": alone,
-        "metric": first.metric,
+        "metric": metric.name,
         "results": [
             {
                 "variant": row.variant,

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from normkit.commands.lab import RESULTS
 from normkit.commands.lab_actions import experiment_of, store_of
@@ -30,6 +29,7 @@ class NamedRun:
     id: str
     name: str  # "gn, seed 3"; "" if no experiment of the store names it
     metric: str = "accuracy"
+    percent: bool = True
 
 
 def log(options: argparse.Namespace) -> int:
@@ -44,9 +44,11 @@ def log(options: argparse.Namespace) -> int:
     rows = list(_facts(run, result))
     screen.print(table("How it was made" if result else "Which run", ("what", ""), rows))
     if epochs:
-        head = ("epoch", "training loss", "test loss", "test accuracy")
-        shown = [(e.epoch, _short(e.train_loss), _short(e.test_loss), _short(e.test_accuracy))
-                 for e in epochs]  # fmt: skip
+        head = ("epoch", "training loss", "test loss", f"test {run.metric}")
+        shown = [
+            (each.epoch, *map(_short, (each.train_loss, each.test_loss, each.value(run.metric))))
+            for each in epochs
+        ]
         left_out = f", the last {SHOWN} of {len(shown)}" if len(shown) > SHOWN else ""
         screen.print(table(f"Epochs{left_out}", head, shown[-SHOWN:]))
     if text:
@@ -67,7 +69,7 @@ def log(options: argparse.Namespace) -> int:
 
 def _standing(run: NamedRun, state: RunState, result: Result | None) -> str:
     if result is not None:
-        return outcome(result, run.metric)
+        return outcome(result, run.metric, run.percent)
     return f"{state.state}: {state.reason}" if state.reason else state.state
 
 
@@ -122,7 +124,8 @@ def _from_file(options: argparse.Namespace) -> Iterator[NamedRun]:
     experiment = experiment_of(options)
     path = store_of(options, experiment)
     for run, label in run_labels(experiment).items():
-        yield NamedRun(path, run, str(label), experiment.metric)
+        percent = experiment.metrics[experiment.metric].percent
+        yield NamedRun(path, run, str(label), experiment.metric, percent)
 
 
 def _from_stores(options: argparse.Namespace) -> Iterator[NamedRun]:
@@ -133,12 +136,13 @@ def _from_stores(options: argparse.Namespace) -> Iterator[NamedRun]:
     for path in paths:
         with Reader(path) as store:
             ids = list(store.status())
-            named: dict[str, tuple[str, Any]] = {}
+            named: dict[str, NamedRun] = {}
             for experiment in store.experiments():
-                named |= {run: (name, experiment.metric) for run, name in _labels(experiment)}
+                about = experiment.metric, experiment.percent
+                for run, name in _labels(experiment):
+                    named[run] = NamedRun(path, run, name, *about)
         for run in ids:
-            name, metric = named.get(run, ("", "accuracy"))
-            yield NamedRun(path, run, name, metric)
+            yield named.get(run) or NamedRun(path, run, "")
 
 
 def _labels(experiment: StoredExperiment) -> Iterator[tuple[str, str]]:

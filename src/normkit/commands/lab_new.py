@@ -15,9 +15,9 @@ from normkit.commands.output import check_outputs, screen_of, write_json, write_
 from normkit.core.messages import counted
 from normkit.errors import NormkitError, OptionError
 from normkit.lab.experiment.reading import parse
+from normkit.lab.experiment.records import OWN_DATA
 
 MODEL = "as it is"  # the name of the variant whose norms stay
-OWN_DATA = ("folder", "csv", "huggingface", "webdataset")  # which have a path
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,9 @@ class Bars(ProgressListener):
             self.progress.update(self.runs[progress.run], completed=progress.epochs)
             if progress.record is not None:
                 self.heard.add(progress.run)
-                self.progress.update(self.runs[progress.run], text=_last_epoch(progress.record))
+                self.progress.update(
+                    self.runs[progress.run], text=_last_epoch(progress.record, self.plan)
+                )
             elif progress.run not in self.heard:  # its first epoch here may take hours
                 text = f"in epoch {int(progress.epochs) + 1}"
                 self.progress.update(self.runs[progress.run], text=text)
@@ -68,7 +70,8 @@ class Bars(ProgressListener):
 
     def finished(self, result: Result) -> None:
         if result.outcome(self.plan.metric) != DONE:
-            self.say(f"{self.plan.labels[result.run]}: {outcome(result, self.plan.metric)}")
+            text = outcome(result, self.plan.metric, self.plan.percent)
+            self.say(f"{self.plan.labels[result.run]}: {text}")
         self._over(result.run)
 
     def failed(self, run: str, reason: str) -> None:
@@ -127,11 +130,11 @@ def _plain(text: str) -> str:
     return escaped
 
 
-def _last_epoch(record: Epoch) -> str:
+def _last_epoch(record: Epoch, plan: SweepPlan) -> str:
     """The last epoch in a few words."""
     parts = [f"epoch {record.epoch}"]
     if record.train_loss is not None:
         parts.append(f"loss {record.train_loss:.3f}")
-    if record.test_accuracy is not None:
-        parts.append(f"test {record.test_accuracy:.1%}")
+    if (value := record.value(plan.metric)) is not None:
+        parts.append(f"test {value:.1%}" if plan.percent else f"test {value:.3f}")
     return ", ".join(parts)

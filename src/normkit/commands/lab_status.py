@@ -33,12 +33,12 @@ def status(options: argparse.Namespace) -> int:
         results = store.results(names)
         others = sum(each.state == DONE for run, each in store.status().items() if run not in names)
         training = [
-            (str(names[run]), *_last(store, run), describe_owner(each.owner or ""))
+            (str(names[run]), *_last(store, run, experiment), describe_owner(each.owner or ""))
             for run, each in states.items()
             if each.state == CLAIMED
         ]
         begun = [
-            (str(names[run]), reached, _last(store, run)[1])
+            (str(names[run]), reached, _last(store, run, experiment)[1])
             for run, each in states.items()
             if each.state != DONE
             and each.state != CLAIMED
@@ -55,9 +55,11 @@ def status(options: argparse.Namespace) -> int:
             soft_wrap=True,
         )
     if training:
-        screen.print(table("Being trained", ("run", "epoch", "test accuracy", "by"), training))
+        screen.print(
+            table("Being trained", ("run", "epoch", f"test {experiment.metric}", "by"), training)
+        )
     if begun:
-        head = ("run", "checkpoint", "test accuracy")
+        head = ("run", "checkpoint", f"test {experiment.metric}")
         screen.print(table("Begun, to go on from a checkpoint", head, begun))
     failed = [(names[run], each.reason) for run, each in states.items() if each.state == FAILED]
     if failed:
@@ -90,7 +92,7 @@ def _rows(
             if each.outcome(experiment.metric) == DONE
         ]
         mean = statistics.fmean(scores) if scores else None
-        form = "{:.4f}" if experiment.metric == "loss" else "{:.2%}"
+        form = _form(experiment)
         yield (
             variant,
             f"{kinds[DONE]}/{len(own)}",
@@ -103,13 +105,17 @@ def _rows(
         )
 
 
-def _last(store: Reader, run: str) -> tuple[object, object]:
-    """The last epoch that a run has told, and its accuracy."""
+def _last(store: Reader, run: str, experiment: Experiment) -> tuple[object, object]:
+    """The last epoch that a run has told, and its score."""
     told = store.epochs(run)
     if not told:
         return None, None
-    accuracy = told[-1].test_accuracy
-    return told[-1].epoch, None if accuracy is None else f"{accuracy:.2%}"
+    score = told[-1].value(experiment.metric)
+    return told[-1].epoch, None if score is None else _form(experiment).format(score)
+
+
+def _form(experiment: Experiment) -> str:
+    return "{:.2%}" if experiment.metrics[experiment.metric].percent else "{:.4f}"
 
 
 def _reached(store: Reader, run: str, epochs: int) -> str:

@@ -1,8 +1,8 @@
 """Where a result comes from: which code, which libraries, which command.
 
 A worker notes in ``Result.environment`` what its numbers and times depend on: versions, the commit
-of a checkout, the device. The launcher notes in ``Result.provenance`` how it was asked for. A
-training that runs code of the user notes the hash of that code there, under "code".
+of a checkout, the device. The launcher notes in ``Result.provenance`` how it was asked for, and
+the hashes of the user's own code.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 import normkit
+from normkit.lab.experiment import Run
 from normkit.lab.results import Result
 
 LIBRARIES = ("torchvision", "timm", "numpy", "triton", "torchmetrics", "datasets")
@@ -67,6 +68,9 @@ def command_line() -> str:
     return " ".join([program, *map(shlex.quote, sys.argv[1:])])
 
 
-def with_provenance(result: Result) -> Result:
-    """A result with the command of this process; what its worker noted is kept."""
-    return dataclasses.replace(result, provenance={"command": command_line(), **result.provenance})
+def with_provenance(result: Result, run: Run) -> Result:
+    """A result with the command of this process and the hashes of the user's own code."""
+    facts = {"command": command_line()}
+    if hashes := run.setting.code.hashes:
+        facts["code"] = ", ".join(f"{name} {value}" for name, value in hashes.items())
+    return dataclasses.replace(result, provenance={**facts, **result.provenance})

@@ -263,13 +263,20 @@ def epoch_values(epoch: Epoch) -> dict[str, float]:
     """The numbers of an epoch by name: test/accuracy, watch/condensation, lr."""
     values: dict[str, float | None] = {}
     for field in dataclasses.fields(epoch):
-        value, (part, _, rest) = getattr(epoch, field.name), field.name.partition("_")
-        if isinstance(value, Mapping):
-            group = "watch" if field.name == "measures" else field.name
-            values |= {f"{group}/{key}": mean_number(each) for key, each in value.items()}
-        elif field.name != "epoch":
-            values[f"{part}/{rest}" if part in PARTS and rest else field.name] = mean_number(value)
+        value = getattr(epoch, field.name)
+        if field.name == "measures":
+            values |= {f"watch/{key}": mean_number(each) for key, each in value.items()}
+        elif field.name == "metrics":
+            values |= {_grouped(key): mean_number(each) for key, each in value.items()}
+        elif field.name not in ("epoch", "units"):
+            values[_grouped(field.name)] = mean_number(value)
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _grouped(name: str) -> str:
+    """test_accuracy as test/accuracy."""
+    part, _, rest = name.partition("_")
+    return f"{part}/{rest}" if part in PARTS and rest else name
 
 
 def _file_name(text: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from normkit.lab.experiment import Cell, Experiment, Setting, variant_label
 from normkit.lab.experiment.fields import flat
 from normkit.lab.report.scores import average, deviation
-from normkit.lab.report.words import value_words
-from normkit.lab.results import DONE, Result, higher_is_better
+from normkit.lab.report.words import Metric, value_words
+from normkit.lab.results import DONE, Result, TaskMetric
 from normkit.lab.store import Reader, StoredExperiment
 from normkit.reporting.text import is_finite
 
@@ -27,7 +27,7 @@ class Side:
     facts: Mapping[str, Any]  # of the experiment as a whole
     settings: Mapping[VariantKey, Mapping[str, str]]
     runs: Mapping[VariantKey, tuple[str, ...]]  # ids
-    metric: str
+    metric: Metric
     results: Mapping[str, Result]
 
     @classmethod
@@ -60,7 +60,8 @@ class Side:
             content = next((contents[run] for run in each.runs if run in contents), {})
             settings[each.name, each.cell] = setting_words(content.get("setting", {}))
         runs = {(each.name, each.cell): each.runs for each in kept.variants}
-        return cls(kept.name, facts, settings, runs, kept.metric, results)
+        about = TaskMetric(kept.higher_is_better, kept.percent)
+        return cls(kept.name, facts, settings, runs, Metric(kept.metric, about), results)
 
     def scores(self, key: VariantKey, metric: str) -> SideScores:
         results = [self.results[run] for run in self.runs.get(key, ()) if run in self.results]
@@ -126,8 +127,8 @@ def only_in(first: Side, second: Side) -> list[str]:
 
 def score_rows(first: Side, second: Side) -> Iterator[ScoreRow]:
     """What each variant came to in both, by the first one's metric."""
-    metric = first.metric
-    sign = 1 if higher_is_better(metric) else -1
+    metric = first.metric.name
+    sign = 1 if first.metric.about.higher_is_better else -1
     for key in dict.fromkeys([*first.runs, *second.runs]):
         a, b = first.scores(key, metric), second.scores(key, metric)
         known = a.mean is not None and b.mean is not None

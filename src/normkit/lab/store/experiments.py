@@ -37,6 +37,8 @@ class StoredExperiment:
     variants: tuple[StoredVariant, ...]
     text: str = ""  # of the file
     overrides: tuple[str, ...] = ()  # --set
+    higher_is_better: bool = True  # of the metric
+    percent: bool = True
     saved: str = ""  # UTC; when it was last asked for
 
     @classmethod
@@ -49,6 +51,7 @@ class StoredExperiment:
             )
             for variant in experiment.variants
         )
+        about = experiment.metrics[experiment.metric]
         return cls(
             experiment.name,
             experiment.title,
@@ -59,6 +62,8 @@ class StoredExperiment:
             variants,
             text,
             experiment.overrides,
+            about.higher_is_better,
+            about.percent,
         )
 
     def to_json(self) -> str:

@@ -85,7 +85,8 @@ def run(
             from normkit.lab.sweep.slurm_engine import SlurmEngine
 
             chosen = SlurmEngine(workers, device, missing, owner, trainer)
-        listener.begin(SweepPlan(run_labels(experiment), done, chosen.size(), experiment.metric))
+        metric = experiment.metric, experiment.metrics[experiment.metric].percent
+        listener.begin(SweepPlan(run_labels(experiment), done, chosen.size(), *metric))
         _sweep(Launcher(runs, store, owner, chosen, listener))
     except OSError as error:
         if disk_full_cause(error):
@@ -248,7 +249,7 @@ class Launcher:
                 self.epochs.append((message.run, message.record))
             self.listener.progressed(message)
         elif isinstance(message, Finished):
-            self.store.finish(with_provenance(message.result))
+            self.store.finish(with_provenance(message.result, self.runs[message.result.run]))
             self.active.discard(message.result.run)
             self.listener.finished(message.result)
         elif isinstance(message, Stopped):

@@ -35,6 +35,7 @@ class SweepPlan:
     done: frozenset[str] = frozenset()  # in the store from before
     workers: int = 1
     metric: str = "accuracy"
+    percent: bool = True  # how it is written
 
 
 def run_labels(experiment: Experiment) -> dict[str, RunLabel]:
@@ -153,7 +154,7 @@ class ProgressLines(ProgressListener):
         self.time.progressed(progress)
 
     def finished(self, result: Result) -> None:
-        self._over(result.run, outcome(result, self.plan.metric))
+        self._over(result.run, outcome(result, self.plan.metric, self.plan.percent))
 
     def failed(self, run: str, reason: str) -> None:
         self._over(run, f"failed: {reason}")
@@ -171,7 +172,7 @@ class ProgressLines(ProgressListener):
         self.write(f"[{count}, {past}{left}] {self.plan.labels[run]}: {text}")
 
 
-def outcome(result: Result, metric: str) -> str:
+def outcome(result: Result, metric: str, percent: bool = True) -> str:
     """A result in a few words; what diverged or collapsed is called so first."""
     if result.status == DIVERGED:
         return f"diverged {result.note}".strip()
@@ -180,7 +181,7 @@ def outcome(result: Result, metric: str) -> str:
     score = result.score(metric)
     if score is None:
         return result.status
-    return f"{metric} {score:.4f}" if metric == "loss" else f"{metric} {score:.2%}"
+    return f"{metric} {score:.2%}" if percent else f"{metric} {score:.4f}"
 
 
 def duration_text(seconds: float) -> str:
