@@ -30,10 +30,14 @@ from normkit.lab.experiment.records import (
     Setting,
     Train,
     Variant,
+    Watch,
 )
 from normkit.lab.models.variant import build_variant, learning_rate_followers
 from normkit.lab.own_code import error_place
-from normkit.lab.tasks import Task, make_task, sets_key
+from normkit.lab.tasks import Task, load_sets, make_task, sets_key
+from normkit.lab.tasks.classification import Classification
+from normkit.lab.tasks.sets import is_own
+from normkit.lab.train import Training
 from normkit.lab.train.batches import EpochPlan
 from normkit.layers.base import Normalizer
 from normkit.models import first_line
@@ -164,6 +168,7 @@ def _data_only(setting: Setting) -> Setting:
         label=spec.label,
         fingerprint=spec.fingerprint,
         size=spec.size,
+        options=spec.options,
     )
     return Setting(data=images, task=setting.task, code=setting.code)
 
@@ -255,7 +260,7 @@ def last_batch(setting: Setting, count: Callable[[Setting], int] | None = None) 
     the last batch of an epoch has 29 of 1,437 training samples, and a worker has 1 of them
     """
     count = count or make_task(setting).training_samples
-    plan = EpochPlan.of(setting.train, count(setting))
+    plan = EpochPlan.of(setting.train, count(setting), make_task(setting).batch_size(setting))
     batch = plan.size(plan.batches - 1)
     worker = setting.train.worker_batch or plan.batch
     sharing = min(size % worker or worker for size in (plan.batch, batch))
@@ -277,6 +282,8 @@ def try_model(setting: Setting) -> None:
     norms = [module for module in model.modules() if isinstance(module, Normalizer)]
     multiple = max((norm.batch_multiple for norm in norms), default=1)
     samples = max(multiple, min(_sharing_statistics(setting.train), _few(shape)))
+    if setting.code.hashes or setting.train.loss or setting.task.metrics:
+        try_step(setting)
     for training in (True, False):
         _run(task, model.train(training), samples, classes, shape)
     last = last_batch(setting)
@@ -288,6 +295,27 @@ def try_model(setting: Setting) -> None:
             _run(task, model.train(), size, classes, shape)
         except NormkitError as error:
             raise OptionError(f"{last}: {error} Try train.drop_last = true.") from error
+
+
+def try_step(setting: Setting) -> None:
+    """One step and one batch of evaluation with what the author has written or chosen.
+
+    Sets of the lab, which may be large, are stood in for by drawn images of their shape.
+    """
+    task = make_task(setting)
+    few = replace(setting.train, batch=min(setting.train.batch or FEW_IMAGES, FEW_IMAGES))
+    few = replace(few, worker_batch=None, compile=False, accumulate=1, drop_last=False)
+    trial = replace(setting, train=few, watch=Watch())
+    if is_own(setting.data.name) or type(task).load not in (Task.load, Classification.load):
+        sets = load_sets(setting)
+    else:
+        classes, shape = task.classes_and_shape(setting)
+        sizes = "x".join(map(str, (*shape, classes, 5 * FEW_IMAGES)))
+        share = 0.5 if setting.data.validation else 0.0
+        sets = data.load(Data(f"synthetic:{sizes}", validation=share))
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an untrained model, a handful of samples
+        Training(Run(trial, 1), sets).try_out()
 
 
 def _run(task: Task, model: nn.Module, samples: int, classes: int, shape: Shape) -> None:

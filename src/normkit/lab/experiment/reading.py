@@ -33,7 +33,7 @@ from normkit.lab.experiment.grid import cells, read_axes, read_changes
 from normkit.lab.experiment.overrides import Overrides
 from normkit.lab.experiment.problems import BadExperiment, Problems, key_lines
 from normkit.lab.experiment.published import Scope, published_of
-from normkit.lab.experiment.records import Experiment, Run, Setting, Variant
+from normkit.lab.experiment.records import Experiment, Run, Setting, Train, Variant
 from normkit.lab.experiment.variants import (
     check_axes,
     check_baseline,
@@ -50,7 +50,7 @@ MOST_CELLS = 10_000  # more are a slip, and would fill the memory
 TEXTS = ("title", "question", "source", "difference")
 KEYS = (
     *TEXTS, "baseline", "metric", "scale", "seeds", "equivalence",
-    *RULES, "looks", *RECORDS, "grid", "along", "variants", "published", "scales",
+    *RULES, "looks", *RECORDS, "metrics", "grid", "along", "variants", "published", "scales",
 )  # fmt: skip
 
 
@@ -107,6 +107,8 @@ def parse(
     problems.raise_any()
     top = laid_over(_at_scale(document, problems.scale), over.table)
     _check_top(document, top, problems)
+
+    top = _with_metrics(top, problems)
 
     axes = read_axes(top.get("grid", {}), problems)
     changes = read_changes(top.get("along", {}), axes, ("along",), problems)
@@ -178,11 +180,28 @@ def _document(text: str, name: str) -> dict[str, Any]:
     return with_names(document)
 
 
+def _with_metrics(top: dict[str, Any], problems: Problems) -> dict[str, Any]:
+    """The table [metrics] belongs to the task."""
+    tables = top.get("metrics", {})
+    if not isinstance(tables, Mapping) or not all(isinstance(t, Mapping) for t in tables.values()):
+        problems.add(("metrics",), 'expects tables, such as [metrics.f1] with use = "…".')
+        return top
+    task = top.get("task", {})
+    if not tables or not isinstance(task, Mapping):
+        return top
+    return {**top, "task": laid_over(task, {"metrics": tables})}
+
+
 def _metrics(variants: Sequence[Variant], problems: Problems) -> Mapping[str, TaskMetric]:
     """Of the tasks of all variants; one that only some of them have cannot be compared."""
     found: list[Mapping[str, TaskMetric]] = []
-    tasks = {Run(Setting(task=v.setting.task, code=v.setting.code), 0).id: v for v in variants}
-    for variant in tasks.values():
+    distinct: dict[str, Variant] = {}
+    for variant in variants:
+        setting, train = variant.setting, variant.setting.train
+        loss = Train(loss=train.loss, loss_options=train.loss_options)
+        key = Run(Setting(task=setting.task, train=loss, code=setting.code), 0).id
+        distinct.setdefault(key, variant)
+    for variant in distinct.values():
         try:
             found.append(make_task(variant.setting).metrics)
         except NormkitError as error:

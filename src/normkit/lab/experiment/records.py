@@ -46,6 +46,8 @@ class Data:
     rotation: float = 0.0  # degrees
     cutout: int = 0
     mixup: float = 0.0  # α of the beta distribution
+    options: Options = field(default_factory=dict)  # of a function of your own, file.py:make
+    augment: tuple[Options, ...] = ()  # of its samples: {use = "RandomCrop", size = 28}, …
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Train:
     warmup: float = 0.0  # epochs of linear rise
     clip: float = 0.0  # largest norm of the gradient; 0: none
     label_smoothing: float = 0.0
+    loss: str = ""  # instead of the task's: torch.nn:HuberLoss, file.py:function
+    loss_options: Options = field(default_factory=dict)
     drop_last: bool = False  # leave an incomplete last batch out
     precision: str = "float32"  # or bf16, fp16 (autocast), float64
     channels_last: bool = False
@@ -112,8 +116,9 @@ class Watch:
 class TaskSpec:
     """What is learned, and how that is judged: a task of ``lab.tasks``, or a class of one's own."""
 
-    name: str = "classification"  # or file.py:Class, package.module:Class
+    name: str = "classification"  # or supervised, file.py:Class, package.module:Class
     options: Options = field(default_factory=dict)  # of its constructor
+    metrics: Options = field(default_factory=dict)  # the table [metrics]: further ones, by name
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,12 @@ def section_faults(section: str, record: Any) -> Iterator[Fault]:
     if section == "data":
         if record.crop and record.resized_crop:
             yield "data.crop", "and data.resized_crop are two kinds of crop. Keep one of them."
+        if (record.options or record.augment) and "." not in record.name.partition(":")[0]:
+            key = "options" if record.options else "augment"
+            yield f"data.{key}", 'belongs to data of your own, such as data = "mydata.py:make".'
+        for table in record.augment:
+            if not isinstance(table.get("use"), str):
+                yield "data.augment", 'expects tables such as {use = "RandomCrop", size = 28}.'
         for key in ("image", "label", "fingerprint"):
             if record.name not in OWN_DATA and getattr(record, key) is not None:
                 names = ", ".join(OWN_DATA)
@@ -98,7 +104,7 @@ def section_faults(section: str, record: Any) -> Iterator[Fault]:
     elif section == "model":
         library, _, name = record.name.partition(":")
         if not (library and name):
-            forms = "native:NAME, timm:NAME, torchvision:NAME or package.module:callable"
+            forms = "native:NAME, timm:NAME, torchvision:NAME, file.py:callable or module:callable"
             yield "model.name", f"expects {forms}, got {record.name!r}."
     elif section == "train":
         yield from _training_faults(record)
@@ -116,6 +122,10 @@ def _training_faults(train: Train) -> Iterator[Fault]:
             f"is {train.worker_batch}, and train.batch {train.batch} is not a multiple of it: "
             f"a worker would have {rest}.",
         )
+    if train.loss_options and not train.loss:
+        yield "train.loss_options", "belong to train.loss, which is not there."
+    if train.loss and train.label_smoothing:
+        yield "train.label_smoothing", "belongs to the task's own loss. Try train.loss_options."
     if train.nesterov and not (train.optimizer == "sgd" and train.momentum > 0):
         yield "train.nesterov", "needs the optimizer sgd with momentum above 0."
     if train.warmup >= train.epochs >= 1 and train.warmup:

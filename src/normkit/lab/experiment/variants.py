@@ -177,7 +177,10 @@ def _setting(
 
 def with_own_code(setting: Setting, folder: str) -> Setting:
     """A setting that knows the source of the author's own files that it names."""
-    names = (setting.task.name, setting.data.name, setting.model.name)
+    tables = (*setting.task.metrics.values(), *setting.data.augment)
+    names = [setting.task.name, setting.data.name, setting.model.name, setting.train.loss]
+    names += [setting.train.optimizer, setting.train.schedule]
+    names += [str(table.get("use", "")) for table in tables]
     hashes = {name: source_hash(name, folder) for name in names if is_reference(name)}
     hashes = {name: digest for name, digest in hashes.items() if digest}
     return replace(setting, code=OwnCode(folder, hashes)) if hashes else setting

@@ -10,7 +10,7 @@ what it keeps between steps goes through ``state_dict``, so that a run can be in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -24,6 +24,7 @@ from normkit.lab.formats import ImageFormat
 from normkit.lab.models.build import build
 from normkit.lab.results import Epoch, TaskMetric
 from normkit.lab.tasks import sets
+from normkit.lab.tasks.criteria import OwnMetric
 
 if TYPE_CHECKING:
     from normkit.lab.train.batches import EpochPlan
@@ -56,23 +57,30 @@ class Task:
     """The base of all tasks. Options of the experiment's file go to the constructor."""
 
     # the metrics of a set; the first is the task's score, by which the best epoch is selected
-    metrics: ClassVar[Mapping[str, TaskMetric]] = {}
+    metrics: Mapping[str, TaskMetric] = {}
     # measures of [watch], where the file names none
     watch: ClassVar[tuple[str, ...]] = ()
     # Names of the numbers that loss() gives for each batch. None: whatever comes with the first
     # batch; then steps are never recorded as a CUDA graph.
     batch_values: ClassVar[tuple[str, ...] | None] = None
+    # Whether evaluations add up the metrics of the file's [metrics]
+    takes_metrics: ClassVar[bool] = False
     # Whether a step is tensor operations alone, always the same ones, and waits for nothing
-    recordable: ClassVar[bool] = False
+    recordable: bool = False
 
     setting: Setting
     sets: Sets
     format: ImageFormat
     seed: int  # of torch
+    own_metrics: Sequence[OwnMetric] = ()  # of [metrics]
+    criterion: Callable[[Any, Any], Tensor] | None = None  # of train.loss
 
     def attach(self, setting: Setting, sets: Sets, format: ImageFormat, seed: int) -> None:
         """What the task works on. Told once, before the model is built."""
         self.setting, self.sets, self.format, self.seed = setting, sets, format, seed
+
+    def check(self, setting: Setting) -> None:
+        """Refuse a setting that cannot be, when the file is read."""
 
     # ---------------------------------------------------------------- data
 
@@ -112,6 +120,10 @@ class Task:
     def training_samples(self, setting: Setting) -> int:
         """How many samples ``load(setting, …).train`` has; sets of the lab are not read for it."""
         return sets.training_samples(setting)
+
+    def batch_size(self, setting: Setting) -> int | None:
+        """Of data that comes in batches of its own size; None: train.batch says it."""
+        return sets.batch_size(setting)
 
     def classes_and_shape(self, setting: Setting) -> tuple[int, tuple[int, ...]]:
         """What ``network`` is told of the data, likewise."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit.errors import OptionError
-from normkit.lab.data import mix, mixing_weights, soften
-from normkit.lab.formats import autocast
+from normkit.lab.data import Sets, mix, mixing_weights, soften
+from normkit.lab.experiment.records import Setting
+from normkit.lab.formats import ImageFormat, autocast
 from normkit.lab.results import METRICS, Epoch, TaskMetric
 from normkit.lab.tasks.base import Evaluation, Losses, Task, Values, mean_of
+from normkit.lab.tasks.criteria import MetricSum
 
 if TYPE_CHECKING:
     from normkit.lab.train.batches import EpochPlan
@@ -32,9 +34,14 @@ class Classification(Task):
     a recorded step holds that as well. Of image files it is given the images.
     """
 
-    metrics: ClassVar[Mapping[str, TaskMetric]] = METRICS
+    metrics: Mapping[str, TaskMetric] = METRICS
+    takes_metrics: ClassVar[bool] = True
     batch_values = ("loss", "accuracy")
     recordable = True
+
+    def attach(self, setting: Setting, sets: Sets, format: ImageFormat, seed: int) -> None:
+        super().attach(setting, sets, format, seed)
+        self.recordable = not setting.train.loss
 
     # ---------------------------------------------------------------- what a batch is
 
@@ -95,6 +102,15 @@ class Classification(Task):
                 f"tensor ({samples}, {classes})."
             )
 
+    def load(self, setting: Setting, device: torch.device | str) -> Sets:
+        sets = super().load(setting, device)
+        if sets.classes < 1:
+            raise OptionError(
+                f"{setting.data.name} does not say how many classes there are. Try "
+                '{"train": …, "test": …, "classes": 10}, or labels in its attribute targets.'
+            )
+        return sets
+
     def check_metric(self, metric: str, classes: int) -> None:
         """Of five classes or fewer the right one is always among the five likeliest."""
         if "top5" in metric and classes <= FIVE:
@@ -108,7 +124,10 @@ class Classification(Task):
         images, labels = batch
         with self.format.autocast():
             logits = model(images)
-        loss = loss_of(logits, labels, self.setting.train.label_smoothing)
+        if self.criterion is None:
+            loss = loss_of(logits, labels, self.setting.train.label_smoothing)
+        else:
+            loss = self.criterion(_wide(logits), labels)
         return {"loss": loss, "accuracy": correct(logits.detach(), labels)}
 
     def epoch_values(self, rows: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Values:
@@ -119,14 +138,18 @@ class Classification(Task):
     def measured_loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Neither smoothed nor in a shorter number type."""
         images, labels = batch
-        return loss_of(model(images), labels)
+        return (self.criterion or loss_of)(model(images), labels)
 
     def agreement(self, output: Any, target: Any) -> float:
         return float(correct(output, target)) / len(target)
 
     def evaluation(self, part: str) -> ClassificationScore:
-        classes = self.sets.classes
-        return ClassificationScore(self.format.device, classes, self.format.precision, part)
+        score = ClassificationScore(
+            self.format.device, self.sets.classes, self.format.precision, part
+        )
+        score.criterion = self.criterion
+        score.own_metrics = [metric.start(self.format.device) for metric in self.own_metrics]
+        return score
 
     def collapsed(self, epochs: Sequence[Epoch]) -> str | None:
         """``Result.collapse`` reads it from the accuracies, as of results of earlier releases."""
@@ -147,12 +170,19 @@ class ClassificationScore(Evaluation):
         self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=device)
         self.answers = torch.zeros(classes, dtype=torch.float64, device=device)
         self.samples, self.precision, self.part = 0, precision, part
+        self.criterion: Callable[[Any, Any], Tensor] | None = None  # instead of cross-entropy
+        self.own_metrics: list[MetricSum] = []
 
     def add(self, model: nn.Module, batch: Any) -> None:
         images, labels = batch
         with autocast(self.precision, images.device):
             logits = model(images)
-        loss = F.cross_entropy(_wide(logits), labels, reduction="sum")
+        if self.criterion is None:
+            loss = F.cross_entropy(_wide(logits), labels, reduction="sum")
+        else:
+            loss = self.criterion(_wide(logits), labels) * len(labels)
+        for metric in self.own_metrics:
+            metric.add(_wide(logits), labels)
         sums = [loss, correct(logits, labels)]
         answer = logits.argmax(1)
         self.answers.scatter_add_(0, answer, torch.ones_like(answer, dtype=torch.float64))
@@ -170,7 +200,7 @@ class ClassificationScore(Evaluation):
             values["loss"] = math.inf
         if self.part == "test":
             values["one_class"] = most / self.samples
-        return {**values}
+        return {**values, **{each.metric.name: each.value() for each in self.own_metrics}}
 
 
 # ------------------------------------------------------------------ of one batch

@@ -12,8 +12,10 @@ from normkit.lab.experiment.records import Setting, TaskSpec
 from normkit.lab.own_code import error_place, find, is_reference, source_place, verify
 from normkit.lab.tasks.base import Task, TaskError
 from normkit.lab.tasks.classification import Classification
+from normkit.lab.tasks.criteria import OwnMetric, criterion_of
+from normkit.lab.tasks.supervised import Supervised
 
-TASKS: dict[str, type[Task]] = {"classification": Classification}
+TASKS: dict[str, type[Task]] = {"classification": Classification, "supervised": Supervised}
 
 
 def task_names() -> list[str]:
@@ -71,4 +73,11 @@ def make_task(setting: Setting) -> Task:
             f"task {spec.name} has no metric{source_place(kind)}. Expected "
             'metrics = {"name": TaskMetric(higher_is_better=…)}, the most important one first.'
         )
+    if spec.metrics and not task.takes_metrics:
+        raise OptionError(f"task {spec.name} has metrics of its own and takes none of [metrics].")
+    folder = setting.code.folder
+    task.own_metrics = [OwnMetric(name, table, folder) for name, table in spec.metrics.items()]
+    task.metrics = {**task.metrics, **{each.name: each.about for each in task.own_metrics}}
+    task.criterion = criterion_of(setting)
+    task.check(setting)
     return task

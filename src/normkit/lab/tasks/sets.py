@@ -8,6 +8,7 @@ import torch
 
 from normkit.lab import data
 from normkit.lab.data import Sets
+from normkit.lab.data.datasets import own_sets
 from normkit.lab.experiment.records import Run, Setting
 from normkit.lab.own_code import is_reference
 
@@ -22,7 +23,9 @@ def is_own(name: str) -> bool:
 
 
 def data_sets(setting: Setting, device: torch.device | str = "cpu") -> Sets:
-    """What [data] asks for."""
+    """What [data] asks for: a set of the lab, or what the author's own function makes."""
+    if is_own(setting.data.name):
+        return own_sets(setting.data, setting.code.folder, device)
     return data.load(setting.data, device)
 
 
@@ -39,6 +42,13 @@ def classes_and_shape(setting: Setting) -> tuple[int, tuple[int, ...]]:
         sets = _loaded(setting)
         return sets.classes, sets.shape
     return data.classes_and_shape(setting.data)
+
+
+def batch_size(setting: Setting) -> int | None:
+    """Of data that comes in batches of its own; None: train.batch says it."""
+    if not is_own(setting.data.name):
+        return None
+    return getattr(_loaded(setting).train, "batch_size", None)
 
 
 def locate(setting: Setting) -> None:

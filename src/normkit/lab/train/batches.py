@@ -23,13 +23,13 @@ class EpochPlan:
     epochs: int
 
     @classmethod
-    def of(cls, train: Train, samples: int) -> EpochPlan:
-        """Of so many training samples.
+    def of(cls, train: Train, samples: int, own_batch: int | None = None) -> EpochPlan:
+        """Of so many training samples; ``own_batch`` where the data comes in batches.
 
         With drop_last an incomplete last step is left out, so that k batches for each step are
         always what one batch of k times the size would be.
         """
-        batch = train.batch or samples
+        batch = own_batch or train.batch or samples
         together = batch * train.accumulate
         used = samples - samples % together if train.drop_last else samples
         if used < 1:

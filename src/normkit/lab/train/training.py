@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from normkit.lab.models.variant import build_variant
 from normkit.lab.own_code import source_place
 from normkit.lab.results import DIVERGED, DONE, Epoch, Result
 from normkit.lab.tasks import Evaluation, Task, make_task
+from normkit.lab.tasks.base import TaskError
 from normkit.lab.tasks.pictures import encoded
 from normkit.lab.train.batches import EpochPlan
 from normkit.lab.train.checkpoint import load_state, state_of
@@ -66,7 +67,8 @@ class Training:
         self.run, self.sets, self.train, self.beside = run, sets, run.setting.train, beside
         seed = run.torch_seed()
         check_selection(self.train, sets.validation is not None)
-        self.plan = EpochPlan.of(self.train, len(sets.train))
+        own_batch = getattr(sets.train, "batch_size", None)
+        self.plan = EpochPlan.of(self.train, len(sets.train), own_batch)
         self.run_device = RunDevice(device, seed)
         self.device = self.run_device.device
         self.task = make_task(run.setting)
@@ -216,6 +218,7 @@ class Training:
         with explained(self.task, "evaluation"):
             found = {"train": self.task.epoch_values(history, sizes)}
             found |= {part: evaluation.values() for part, evaluation in evaluations.items()}
+        self._check_metrics(found)
         for part, numbers in found.items():
             values |= {f"{part}_{name}": value for name, value in numbers.items()}
         self.epoch, self.at = self.epoch + 1, 0
@@ -229,6 +232,25 @@ class Training:
                 measures=measured,
             )
         )
+
+    def try_out(self) -> None:
+        """One step and one batch of an evaluation, to see whether the task can do both."""
+        self.step()
+        evaluation = self.task.evaluation("test")
+        with self.run_device.here():
+            next(self._evaluate("test", evaluation), None)
+            with explained(self.task, "evaluation"):
+                self._check_metrics({"test": evaluation.values()})
+
+    def _check_metrics(self, found: Mapping[str, Mapping[str, Any]]) -> None:
+        name, _ = main_metric(self.task)
+        for part in ("validation", "test"):
+            if part in found and name not in found[part]:
+                kind = type(self.task)
+                raise TaskError(
+                    f"{kind.__name__}.evaluation{source_place(kind.evaluation)} gave "
+                    f"{', '.join(found[part]) or 'nothing'}, and not {name!r}, its first metric."
+                )
 
     def _is_lost(self, losses: list[float]) -> bool:
         batch = diverged_at(losses, self.train.precision)
