@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from normkit.lab.experiment.fields import RECORDS, types
@@ -183,3 +185,22 @@ def test_the_defaults_break_no_rule() -> None:
     from normkit.lab.experiment import Setting
 
     assert list(faults(Setting())) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("gpus = 3\nbatch = 64", "train.gpus is 3, and train.batch 64 is not a multiple of it"),
+        ("gpus = 2\nbatch = 0", "train.gpus is 2, and train.batch 0 is not a multiple of it"),
+        ('statistics = "synchronized"', "needs train.gpus above 1"),
+        ("gpus = 2\nbatch = 64\nworker_batch = 64", "each of 2 processes has 32 samples"),
+        (
+            'gpus = 2\nbatch = 64\nworker_batch = 8\nstatistics = "synchronized"',
+            "train.worker_batch asks for the contrary",
+        ),
+    ],
+)
+def test_batches_are_divided_among_processes(keys: str, message: str) -> None:
+    text = 'baseline = "bn"\n[[variants]]\nname = "bn"\n[[variants]]\nname = "gn"\nnorm = "gn"\n'
+    with pytest.raises(BadExperiment, match=re.escape(message)):
+        parse(f"{text}[train]\n{keys}\n")

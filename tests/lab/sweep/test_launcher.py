@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from lab.sweep import pretend
+from normkit.errors import OptionError
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import Epoch
 from normkit.lab.store import FAILED, WAITING, Owner, Store
 from normkit.lab.sweep import ProgressListener
 from normkit.lab.sweep.launcher import TRIES, Interrupts, Launcher
+from normkit.lab.sweep.local import worker_slots
 from normkit.lab.sweep.messages import Failed, Finished, Job, Message, Progressed, WorkerLost
 
 Answer = Callable[[Sequence[Job]], list[Message]]
@@ -131,3 +134,13 @@ def test_a_second_signal_is_an_order(store: Store) -> None:
     owner.close()
     assert engine.groups == []
     assert {each.state for each in store.status().values()} == {WAITING}
+
+
+def test_a_run_on_several_gpus_gets_a_worker_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
+    assert [slot.device for slot in worker_slots(gpus=2)] == ["cuda:0", "cuda:2"]
+    assert [slot.device for slot in worker_slots(device="cuda:3", gpus=2)] == ["cuda:3"]
+    with pytest.raises(OptionError, match=r"train\.gpus = 8, and torch sees 5 CUDA devices"):
+        worker_slots(gpus=8)
+    assert len(worker_slots(device="cpu", gpus=1000)) == 1

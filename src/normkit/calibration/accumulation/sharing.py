@@ -188,7 +188,7 @@ class FullBatch:
         def combine(parts: list[Any]) -> list[MapResult]:
             table = joined([moments for _, moments in parts])
             sizes = [moments.mean.shape[0] for _, moments in parts]
-            first = _FirstSamples(torch.cat([samples for samples, _ in parts]), sum(sizes))
+            first = FirstSamples(torch.cat([samples for samples, _ in parts]), sum(sizes))
             seen: LayerState = layer.observe(first, table, state)
             if self.log is not None:
                 self.log(norm, table, sizes, seen)
@@ -207,7 +207,7 @@ class FullBatch:
         return what, path, self.times[f"{what} {path}"]
 
 
-class _FirstSamples:
+class FirstSamples:
     """The first samples of a batch, which says how many it has in all."""
 
     def __init__(self, first: Tensor, size: int) -> None:

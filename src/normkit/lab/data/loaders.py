@@ -40,6 +40,8 @@ class Loader:
     """Images and labels of one of the sets, in batches on the device."""
 
     device: torch.device
+    # of each batch, the part that is read: where several processes share the batches
+    only: Callable[[int, int], tuple[int, int]] | None = None
 
     def __len__(self) -> int:
         """How many samples."""
@@ -64,6 +66,8 @@ class Loader:
         batch = batch or len(self)
         last = len(self) // batch * batch if drop_last else len(self)
         cuts = [(first, min(first + batch, last)) for first in range(start * batch, last, batch)]
+        if self.only is not None and shuffle:
+            cuts = [self.only(*cut) for cut in cuts]
         order = self.order(seed, epoch, shuffle=shuffle)
         yield from self._load(order, cuts, seed, epoch, augment)
 

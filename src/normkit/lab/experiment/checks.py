@@ -262,7 +262,7 @@ def last_batch(setting: Setting, count: Callable[[Setting], int] | None = None) 
     count = count or make_task(setting).training_samples
     plan = EpochPlan.of(setting.train, count(setting), make_task(setting).batch_size(setting))
     batch = plan.size(plan.batches - 1)
-    worker = setting.train.worker_batch or plan.batch
+    worker = setting.train.sharing_statistics() or plan.batch
     sharing = min(size % worker or worker for size in (plan.batch, batch))
     return LastBatch(plan.samples, batch, sharing)
 
@@ -339,4 +339,4 @@ def _few(shape: Shape) -> int:
 
 def _sharing_statistics(train: Train) -> int:
     """How many samples share statistics."""
-    return train.worker_batch or train.batch or FEW_IMAGES
+    return train.sharing_statistics() or FEW_IMAGES

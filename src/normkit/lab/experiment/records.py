@@ -75,6 +75,8 @@ class Train:
 
     epochs: int = 10
     batch: int = 128  # 0: the whole training set
+    gpus: int = 1  # that share each batch, a process for each; on a CPU, so many processes
+    statistics: str = "process"  # of a process's samples; or "synchronized": of the whole batch
     worker_batch: int | None = None  # statistics as if so many samples were on each worker
     accumulate: int = 1  # batches for each step: the "iteration size"
     optimizer: str = "sgd"  # sgd, adam, adamw
@@ -101,6 +103,11 @@ class Train:
     compile: bool = False
     evaluate_every: int = 1  # epochs; the last, or those that a selection needs, always
     select: str = "last"  # "last", "best_validation" or "median_last_5"
+
+    def sharing_statistics(self) -> int:
+        """How many samples of a full batch share statistics; 0: the whole training set."""
+        alone = self.batch // self.gpus if self.statistics == "process" else self.batch
+        return self.worker_batch or alone
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "train.schedule": ("constant", "step", "cosine", "poly"),
     "train.per": ("step", "epoch"),
     "train.precision": ("float32", "bf16", "fp16", "float64"),
+    "train.statistics": ("process", "synchronized"),
     "train.select": ("last", "best_validation", "median_last_5"),
 }
 
@@ -43,6 +44,7 @@ LIMITS: dict[str, Rule] = {
     "data.mixup": FROM_ZERO,
     "train.epochs": FROM_ONE,
     "train.batch": (lambda value: value >= 0, "at least 1, or 0 for the whole training set"),
+    "train.gpus": FROM_ONE,
     "train.worker_batch": FROM_ONE,
     "train.accumulate": FROM_ONE,
     "train.lr": POSITIVE,
@@ -110,7 +112,28 @@ def section_faults(section: str, record: Any) -> Iterator[Fault]:
         yield from _training_faults(record)
 
 
+def _process_faults(train: Train) -> Iterator[Fault]:
+    if train.gpus <= 1:
+        if train.statistics != "process":
+            yield "train.statistics", f"is {train.statistics!r}, which needs train.gpus above 1."
+        return
+    if train.batch % train.gpus or not train.batch:
+        yield (
+            "train.gpus",
+            f"is {train.gpus}, and train.batch {train.batch} is not a multiple of it.",
+        )
+    elif train.worker_batch and train.batch // train.gpus % train.worker_batch:
+        yield (
+            "train.worker_batch",
+            f"is {train.worker_batch}, and each of {train.gpus} processes has "
+            f"{train.batch // train.gpus} samples, which is not a multiple of it.",
+        )
+    if train.worker_batch and train.statistics == "synchronized":
+        yield "train.statistics", 'is "synchronized", and train.worker_batch asks for the contrary.'
+
+
 def _training_faults(train: Train) -> Iterator[Fault]:
+    yield from _process_faults(train)
     if train.worker_batch and 0 < train.batch < train.worker_batch:
         yield (
             "train.worker_batch",

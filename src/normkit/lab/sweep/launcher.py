@@ -62,7 +62,8 @@ def run(
     """
     if engine not in ENGINES:
         raise UnknownName(f"engine got {engine!r}. {nearest(engine, ENGINES)}")
-    slots = worker_slots(workers, device) if engine == "local" else []
+    gpus = max((run.setting.train.gpus for run in experiment.runs()), default=1)
+    slots = worker_slots(workers, device, gpus) if engine == "local" else []
     listener = progress or ProgressListener()
     runs = {run.id: run for run in experiment.runs()}
     store.add(runs.values())
@@ -80,11 +81,11 @@ def run(
         elif engine == "ray":
             from normkit.lab.sweep.ray_engine import RayEngine  # Ray is asked for inside
 
-            chosen = RayEngine(workers, device, missing, trainer)
+            chosen = RayEngine(workers, device, missing, trainer, gpus)
         else:
             from normkit.lab.sweep.slurm_engine import SlurmEngine
 
-            chosen = SlurmEngine(workers, device, missing, owner, trainer)
+            chosen = SlurmEngine(workers, device, missing, owner, trainer, gpus)
         metric = experiment.metric, experiment.metrics[experiment.metric].percent
         listener.begin(SweepPlan(run_labels(experiment), done, chosen.size(), *metric))
         _sweep(Launcher(runs, store, owner, chosen, listener))

@@ -195,8 +195,12 @@ def join_logs(raised: str, printed: str) -> str:
     return f"{raised.rstrip()}\n\nPrinted by its process:\n{printed}" if raised else printed
 
 
-def worker_slots(workers: int | None = None, device: str | None = None) -> list[WorkerSlot]:
+def worker_slots(
+    workers: int | None = None, device: str | None = None, gpus: int = 1
+) -> list[WorkerSlot]:
     """One worker for each core of a CPU or for each GPU, unless told otherwise.
+
+    Where a run takes several ``gpus`` there is one for so many: it is given the first of them.
 
     >>> worker_slots(workers=2, device="cpu")
     [WorkerSlot(device='cpu', together=1), WorkerSlot(device='cpu', together=1)]
@@ -204,7 +208,15 @@ def worker_slots(workers: int | None = None, device: str | None = None) -> list[
     if workers is not None and workers < 1:
         raise OptionError(f"workers got {workers}, expected 1 or more.")
     devices = _devices(device)
-    count = workers or (cores() if devices == ["cpu"] else len(devices))
+    if gpus > 1 and devices[0].startswith("cuda"):
+        if len(devices) < gpus and not (device and torch.device(device).index is not None):
+            raise OptionError(
+                f"train.gpus = {gpus}, and torch sees {len(devices)} CUDA devices here. Try "
+                f"train.gpus = {len(devices)}, or --device cpu."
+            )
+        devices = devices[: len(devices) // gpus * gpus : gpus] or devices
+    here = max(1, cores() // gpus) if devices == ["cpu"] else len(devices)
+    count = workers or here
     chosen = [devices[i % len(devices)] for i in range(count)]
     return [WorkerSlot(each, TOGETHER if each.startswith("cuda") else 1) for each in chosen]
 

@@ -34,7 +34,12 @@ class RayEngine:
     """An engine of Ray actors, one run at a time each, or a few on a GPU."""
 
     def __init__(
-        self, workers: int | None, device: str | None, most: int, trainer: str = TRAINER
+        self,
+        workers: int | None,
+        device: str | None,
+        most: int,
+        trainer: str = TRAINER,
+        gpus: int = 1,
     ) -> None:
         self._ray = require("ray", "ray", "--engine ray")
         self._started = not self._ray.is_initialized()
@@ -57,14 +62,20 @@ class RayEngine:
         # a worker sees the GPU that it was given, and no other
         self._device = device.partition(":")[0]
         kind = "GPU" if self._device == "cuda" else "CPU"
-        count = int(resources.get(kind, 0))
-        if not count:
+        there = int(resources.get(kind, 0))
+        if not there:
             raise OptionError(f"device got {device!r}, and the Ray cluster has no {kind}.")
+        count = there // gpus
+        if not count:
+            raise OptionError(f"train.gpus = {gpus}, and the Ray cluster has {there} {kind}s.")
         self._size = min(workers or count, count, most)
         self._trainer = trainer
         self._together = TOGETHER if kind == "GPU" else 1
         self._remote = self._ray.remote(
-            num_cpus=1, num_gpus=int(kind == "GPU"), max_concurrency=4, max_restarts=0
+            num_cpus=gpus,
+            num_gpus=gpus if kind == "GPU" else 0,
+            max_concurrency=4,
+            max_restarts=0,
         )(RayActor)
         self._workers: list[_Worker] = []
         self._cluster = RayCluster(self._ray, kind)

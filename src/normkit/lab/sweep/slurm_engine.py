@@ -30,6 +30,7 @@ from normkit.models import require
 
 CLUSTER = "slurm"  # submitit's name; its "local" runs the tasks as processes of this machine
 MOST_TASKS = 1000  # at once, where nobody says how many
+CPUS_A_GPU = 8  # to decode images
 HOURS = 4  # of a task; the variable SBATCH_TIMELIMIT says otherwise
 TELL_EVERY = 10.0  # seconds between two messages in the middle of an epoch
 LOOK_EVERY = 2.0  # seconds between two looks for a request to stop
@@ -46,6 +47,7 @@ class SlurmEngine:
         most: int,
         owner: Owner,
         trainer: str = TRAINER,
+        gpus: int = 1,
     ) -> None:
         self._submitit = require("submitit", "slurm", "--engine slurm")
         if workers is not None and workers < 1:
@@ -60,12 +62,12 @@ class SlurmEngine:
                 f"SLURM cannot be reached: {str(error).strip().rstrip('.')}. Try --engine local, "
                 "or a login node of the cluster."
             ) from error
-        gpus = int((device or "").startswith("cuda"))
+        on_gpus = (device or "").startswith("cuda")
         self._executor.update_parameters(
             name="normkit",
             timeout_min=60 * HOURS,
-            cpus_per_task=8 if gpus else 1,
-            gpus_per_node=gpus,
+            cpus_per_task=CPUS_A_GPU * gpus if on_gpus else gpus,
+            gpus_per_node=gpus if on_gpus else 0,
             slurm_array_parallelism=self._size,
         )
         self._waiting: list[ArrayTask] = []  # to be submitted

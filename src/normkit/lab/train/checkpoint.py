@@ -59,6 +59,10 @@ class Checkpointer:
             return
         start = time.monotonic()
         write(training.state_dict(), self.path)
+        self.wrote(start)
+
+    def wrote(self, start: float) -> None:
+        """A file has been written since then."""
         self.last = time.monotonic()
         self.wait = max(self.every, (self.last - start) / SHARE if self.every else 0.0)
 
@@ -122,17 +126,21 @@ def state_of(training: Training) -> dict[str, Any]:
 
 def load_state(training: Training, state: dict[str, Any]) -> None:
     """A state of another run or machine is refused before anything is changed."""
-    for name, mine in _identity(training).items():
-        if state.get(name) != mine:
-            raise StaleCheckpoint(
-                f"The checkpoint was made with {name} {state.get(name)!r}, and this is {mine!r}."
-            )
+    check_state(training, state)
     with training.run_device.on_stream():
         training.trainer.load_state_dict(state["machine"])
     training.epoch, training.at, training.note = state["epoch"], state["at"], state["note"]
     training.records = [Epoch(**record) for record in state["records"]]
     training.run_device.random.load(state["random"])
     training.clock = Clock(training.device, state["seconds"])
+
+
+def check_state(training: Training, state: dict[str, Any]) -> None:
+    for name, mine in _identity(training).items():
+        if state.get(name) != mine:
+            raise StaleCheckpoint(
+                f"The checkpoint was made with {name} {state.get(name)!r}, and this is {mine!r}."
+            )
 
 
 def _identity(training: Training) -> dict[str, Any]:

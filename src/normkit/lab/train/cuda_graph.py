@@ -53,7 +53,7 @@ def side_by_side(setting: Setting, shape: tuple[int, ...], device: torch.device 
     >>> side_by_side(Setting(), (1, 8, 8), "cpu")
     1
     """
-    if torch.device(device).type != "cuda":
+    if torch.device(device).type != "cuda" or setting.train.gpus > 1:
         return 1  # cores are filled by processes
     positions = setting.train.batch * math.prod(shape[1:])
     if not positions:  # the whole training set

@@ -47,6 +47,11 @@ class History:
         self.rows.index_copy_(0, self.next, row[None])
         self.next.add_(1)
 
+    def skip(self) -> None:
+        """A batch without numbers."""
+        self.rows.index_fill_(0, self.next, 0.0)
+        self.next.add_(1)
+
     def restart(self) -> None:
         self.next.zero_()
 

@@ -18,6 +18,7 @@ from normkit.lab.experiment import Run
 from normkit.lab.results import Result
 from normkit.lab.tasks import load_sets, sets_key
 from normkit.lab.train.checkpoint import EVERY, Checkpointer
+from normkit.lab.train.processes import train_in_processes
 from normkit.lab.train.training import Progress, Training
 
 Tell = Callable[[Progress], None]
@@ -46,6 +47,16 @@ def train(
     >>> result.status, len(result.epochs), result.selected
     ('done', 2, (2,))
     """
+    if run.setting.train.gpus > 1:
+        return train_in_processes(
+            run,
+            device=device,
+            sets=sets,
+            checkpoint=checkpoint,
+            report=lambda training: Reporter(training, tell),
+            stop=stop,
+            save_every=save_every,
+        )
     [result] = train_together(
         [run],
         device=device,
@@ -77,8 +88,10 @@ def train_together(
     """
     if checkpoints and len(checkpoints) != len(runs):
         raise OptionError(f"{len(runs)} runs expect as many checkpoints, got {len(checkpoints)}.")
+    if any(run.setting.train.gpus > 1 for run in runs):
+        raise OptionError("A run with train.gpus above 1 has no other at its side. Try train().")
     results: list[Result | None] = [None] * len(runs)
-    with _process_settings():
+    with process_settings():
         settings = {sets_key(run.setting): run.setting for run in runs}
         loaded = {
             key: load_sets(setting, device) if sets is None else sets
@@ -133,7 +146,7 @@ class Reporter:
 
 
 @contextmanager
-def _process_settings() -> Iterator[None]:
+def process_settings() -> Iterator[None]:
     """What holds for the whole process while runs are trained."""
     gc.collect()  # models and recorded steps of earlier runs refer to themselves, and hold memory
     if torch.cuda.is_initialized():

@@ -6,7 +6,7 @@ stay where they are. So a step can be called, or recorded once and replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from normkit.lab.train.cuda_graph import Capture, Recorded
 from normkit.lab.train.device import scaler
 from normkit.lab.train.evaluate import History
 from normkit.lab.train.optimizer import Rates, load_state, optimizer_of, state_of
+from normkit.lab.train.share import BatchShare
 from normkit.models import first_line
 
 
@@ -41,7 +42,9 @@ class Trainer:
         plan: EpochPlan,
         task: Task,
         capture: Capture | None,
+        process: BatchShare | None = None,
     ) -> None:
+        self.process = process  # None: this one works on whole batches
         device, dtype = task.format.device, task.format.dtype
         self.train, self.plan, self.task, self.device = train, plan, task, device
         self.model = model.to(device, dtype)
@@ -72,14 +75,17 @@ class Trainer:
     def step(self, batches: list[tuple[Any, ...]], number: int) -> None:
         """One step of the optimizer, counted from 0 over all epochs."""
         self.rates.write(number)
-        if self.train.accumulate == 1:
-            self.whole(*batches[0])
-            return
         first = number % self.plan.steps * self.plan.accumulate
+        if self.train.accumulate == 1:
+            self.whole(*self._own(batches[0], first))
+            return
         for i, inputs in enumerate(batches):
             self.share.fill_(self.plan.share(first + i))
-            self.gradients(*inputs, self.share)
+            self.gradients(*self._own(inputs, first + i), self.share)
         self.update()
+
+    def _own(self, inputs: tuple[Any, ...], batch: int) -> tuple[Any, ...]:
+        return inputs if self.process is None else self.process.take(inputs, self.plan.size(batch))
 
     @property
     def is_recorded(self) -> bool:
@@ -110,8 +116,26 @@ class Trainer:
     def _whole(self, *inputs: Any) -> None:
         for parameter in self.parameters:
             parameter.grad = None
+        if self.process is not None:
+            self._shared_batch(self._apply, lambda: self._task_step(inputs))
+        else:
+            self._task_step(inputs)
+
+    def _task_step(self, inputs: tuple[Any, ...]) -> None:
         with explained(self.task, "step"):
             self.task.step(self, self.task.read(*inputs))
+
+    def _shared_batch(self, without: Callable[[], None], work: Callable[[], None]) -> None:
+        """Work on a share of a batch, or, if that is empty, do what all processes have to do."""
+        process = self.process
+        assert process is not None
+        if process.empty:
+            self.history.skip()
+            without()
+        else:
+            with process.step():
+                work()
+        process.average_statistics(self.model)
 
     def minimize(self, losses: Losses) -> None:
         """Backward and update, for a task's step: once for each batch."""
@@ -121,6 +145,12 @@ class Trainer:
     def _gradients(self, *inputs: Any) -> None:
         """Add the gradients of one batch of several; the last input is its share of the step."""
         *rows, share = inputs
+        if self.process is not None:
+            self._shared_batch(lambda: None, lambda: self._task_gradients(rows, share))
+        else:
+            self._task_gradients(rows, share)
+
+    def _task_gradients(self, rows: Sequence[Any], share: Tensor) -> None:
         with explained(self.task, "loss"):
             losses = self.task.loss(self.forward, self.task.read(*rows))
             self._backward(self._noted(losses) * share)
@@ -143,9 +173,13 @@ class Trainer:
         return loss
 
     def _backward(self, loss: Tensor) -> None:
+        if self.process is not None:
+            loss = loss * self.process.weight
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def _apply(self) -> None:
+        if self.process is not None:
+            self.process.add_up_gradients(self.parameters)
         if self.train.clip > 0:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
@@ -159,6 +193,20 @@ class Trainer:
             layer.commit()
 
     # ---------------------------------------------------------------- between two steps
+
+    def losses(self, batches: int) -> list[float]:
+        """Of an epoch's first batches; waits for the device."""
+        if self.process is None:
+            return self.history.losses(batches)
+        return self.process.combined_losses(self.history.rows[:batches, 0], self.plan)
+
+    def epoch_rows(self) -> tuple[dict[str, list[float]], list[int]]:
+        """The numbers of each batch of an epoch, or of each process's share, and their sizes."""
+        if self.process is None:
+            sizes = [self.plan.size(batch) for batch in range(self.plan.batches)]
+            return self.history.read(), sizes
+        rows, sizes = self.process.collected(self.history.rows[: self.plan.batches], self.plan)
+        return dict(zip(self.history.names, rows.T.tolist(), strict=True)), sizes
 
     def state_dict(self) -> dict[str, Any]:
         return {

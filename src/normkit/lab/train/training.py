@@ -21,10 +21,11 @@ from normkit.lab.tasks import Evaluation, Task, make_task
 from normkit.lab.tasks.base import TaskError
 from normkit.lab.tasks.pictures import encoded
 from normkit.lab.train.batches import EpochPlan
-from normkit.lab.train.checkpoint import load_state, state_of
+from normkit.lab.train.checkpoint import check_state, load_state, state_of
 from normkit.lab.train.cuda_graph import Capture, is_recorded
 from normkit.lab.train.device import Clock, RunDevice, environment
 from normkit.lab.train.evaluate import check_selection, is_evaluated, selected
+from normkit.lab.train.share import BatchShare
 from normkit.lab.train.step import Trainer, explained
 from normkit.lab.train.watch import EpochMeasures
 
@@ -63,6 +64,7 @@ class Training:
         model: nn.Module | None = None,
         capture: Capture | str | None = "auto",
         beside: int = 1,
+        share: BatchShare | None = None,
     ) -> None:
         self.run, self.sets, self.train, self.beside = run, sets, run.setting.train, beside
         seed = run.torch_seed()
@@ -75,12 +77,14 @@ class Training:
         format = ImageFormat(self.device, self.train.precision, self.train.channels_last)
         self.task.attach(run.setting, sets, format, seed)
         wanted, self.why_direct = is_recorded(self.device, sets.train, self.task)
+        if share is not None:
+            wanted, self.why_direct = False, "several processes agree on every step"
         if isinstance(capture, str):
             capture = self.run_device.capture if wanted else None
         with self.run_device.here():
             model = model or build_variant(run.setting, sets.classes, sets.shape, seed, self.task)
             recorder = None if capture is None else self.run_device.rewinding(capture)
-            self.trainer = Trainer(model, self.train, self.plan, self.task, recorder)
+            self.trainer = Trainer(model, self.train, self.plan, self.task, recorder, share)
         self.measures = EpochMeasures(self.trainer, sets, run.setting.watch)
         self.clock = Clock(self.device)
         self.epoch, self.at = 0, 0  # epochs that are complete; steps of the next one
@@ -132,6 +136,7 @@ class Training:
                 **environment(self.device),
                 "recorded": recorded,
                 "side by side": str(self.beside),
+                **({"processes": str(self.train.gpus)} if self.train.gpus > 1 else {}),
             },
             note=self.note or _left_out(model),
             classes=self.sets.classes,
@@ -153,6 +158,10 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on with the same numbers. Between two calls of ``step``."""
         return state_of(self)
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state of another run or machine."""
+        check_state(self, state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there. A state of another run or machine is refused."""
@@ -190,7 +199,7 @@ class Training:
             trainer.step(step, self.epoch * steps + self.at)
             self.at += 1
             if self.at % look_every == 0 and self.at < steps:
-                losses = trainer.history.losses(self.at * self.plan.accumulate)
+                losses = trainer.losses(self.at * self.plan.accumulate)
                 if self._is_lost(losses):
                     return
             yield True
@@ -210,10 +219,10 @@ class Training:
             yield True
 
     def _end_epoch(self, evaluations: dict[str, Evaluation]) -> None:
-        history = self.trainer.history.read()
-        if self._is_lost(history["loss"]):
+        history, sizes = self.trainer.epoch_rows()
+        alone = self.trainer.process is None
+        if self._is_lost(history["loss"] if alone else self.trainer.losses(self.plan.batches)):
             return
-        sizes = [self.plan.size(batch) for batch in range(self.plan.batches)]
         values: dict[str, Any] = {}
         with explained(self.task, "evaluation"):
             found = {"train": self.task.epoch_values(history, sizes)}
