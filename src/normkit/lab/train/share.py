@@ -172,7 +172,7 @@ class BatchShare:
 
     def gathered(self, table: Tensor) -> Tensor:
         """The rows of all processes, one after the other."""
-        whole: Tensor = GatheredRows.apply(table, *self.bounds, self.size)  # type: ignore[no-untyped-call]
+        whole: Tensor = GatheredRows.apply(table, *self.bounds, self.size)
         return whole
 
     # ---------------------------------------------------------------- numbers of an epoch
