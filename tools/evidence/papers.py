@@ -125,7 +125,7 @@ ITEMS = (
     _table("ws-bcn", 8, "ResNet-18 on CIFAR-10, beside SN and DN"),
     _table("ws-bcn", 9, "Mask R-CNN on COCO", "detection and segmentation: no experiment yet"),
     _table("ws-bcn", 10, "Faster R-CNN on COCO", "detection: no experiment yet"),
-    _table("ws-bcn", 11, "DeepLabV3 on PASCAL VOC", "semantic segmentation: no experiment yet"),
+    _table("ws-bcn", 11, "DeepLabV3 on PASCAL VOC"),
     _table("ws-bcn", 12, "TSM on Something-Something", "video: no experiment yet"),
     _figure("ws-bcn", 1, "ImageNet (of table 6) and COCO", experiment="ws-bcn-table-6"),
     _figure("ws-bcn", 2, "what is normalized", DRAWING),

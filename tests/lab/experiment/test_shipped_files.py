@@ -36,7 +36,7 @@ def test_every_scale_reads_and_says_how_it_differs(path: Path, scale: str) -> No
 @pytest.mark.parametrize("path", FILES, ids=called)
 def test_small_scales_take_small_data(path: Path) -> None:
     """What runs in minutes or hours must not ask for a data set that few people have."""
-    small = {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100"}
+    small = {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "camvid"}
     for scale in set(scales(path)) - {"paper"}:
         names = {variant.setting.data.name for variant in read(path, scale).variants}
         assert names <= small

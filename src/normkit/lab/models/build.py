@@ -15,6 +15,7 @@ from normkit import models
 from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 from normkit.lab.experiment import Model
 from normkit.lab.experiment.rules import CHOICES
+from normkit.lab.models.deeplab import DeepLabV3
 from normkit.lab.models.networks import MLP, CifarResNet, FourLayer, SmallCNN, WideResNet
 from normkit.lab.own_code import error_place, find, source_file
 
@@ -27,6 +28,7 @@ WITH_AUXILIARY = ("googlenet", "inception_v3")
 # classes and the shape of an image, takes its further arguments as options, and has torch's own
 # batch norms: whatever a variant wants instead is put there later.
 NATIVE: dict[str, Callable[..., nn.Module]] = {
+    "deeplabv3": DeepLabV3,
     "four_layer": FourLayer,
     "mlp": MLP,
     "resnet": CifarResNet,

@@ -13,9 +13,14 @@ from normkit.lab.own_code import error_place, find, is_reference, source_place, 
 from normkit.lab.tasks.base import Task, TaskError
 from normkit.lab.tasks.classification import Classification
 from normkit.lab.tasks.criteria import OwnMetric, criterion_of
+from normkit.lab.tasks.segmentation import Segmentation
 from normkit.lab.tasks.supervised import Supervised
 
-TASKS: dict[str, type[Task]] = {"classification": Classification, "supervised": Supervised}
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "segmentation": Segmentation,
+    "supervised": Supervised,
+}
 
 
 def task_names() -> list[str]:

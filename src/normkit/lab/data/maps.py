@@ -1,0 +1,194 @@
+"""Batches of images with a class for every pixel.
+
+A batch is images (B, 3, H, W), normalized, and maps of classes (B, H, W) int64 in which VOID is what
+nobody has labelled. Training windows are cut on the device, of a random scale, place and side;
+evaluation sees whole images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from normkit.errors import OptionError
+from normkit.lab.data.files import find
+from normkit.lab.data.loaders import Loader, Sets, decoding_processes, libraries
+from normkit.lab.data.map_files import VOID, read_map, read_pair, size_of
+from normkit.lab.data.records import MapFiles, MapListing
+from normkit.lab.data.sampling import counts, generator
+from normkit.lab.data.sources import PUBLISHED
+from normkit.lab.data.transforms import IMAGENET, coefficients
+from normkit.lab.experiment.records import Data
+
+KEPT = 2_000  # images of a set that stays in memory, decoded once
+# of [data], what has no meaning for maps
+UNUSED = ("crop", "resized_crop", "rotation", "cutout", "mixup")
+
+
+def check_maps(listing: MapListing) -> None:
+    """Read every map of a small set, so that what is wrong is told before anything trains."""
+    for part in (listing.train, listing.test):
+        if len(part) <= KEPT:
+            for index in range(len(part)):
+                read_map(listing, part, index)
+
+
+# ------------------------------------------------------------------ batches
+
+
+@dataclass(frozen=True)
+class WindowCut:
+    """What a training image goes through: scaled by a random factor, cut to a square, mirrored."""
+
+    size: int | None  # None: whole images, which then have to be of one size
+    flip: bool = False
+    scales: tuple[float, float] = (1.0, 1.0)
+
+    def __call__(self, image: Tensor, classes: Tensor, draw: Sequence[float]) -> list[Tensor]:
+        """Of a normalized image (C, H, W) and its map (H, W); ``draw`` are four in 0 … 1."""
+        if self.size is not None:
+            low, high = self.scales
+            side = max(1, round(self.size / (low + (high - low) * draw[0])))
+            more = [0, max(0, side - image.shape[2]), 0, max(0, side - image.shape[1])]
+            image = F.pad(image, more)  # zero is the mean
+            classes = F.pad(classes, more, value=VOID)
+            top = int(draw[1] * (image.shape[1] - side + 1))
+            left = int(draw[2] * (image.shape[2] - side + 1))
+            image = image[:, top : top + side, left : left + side]
+            classes = classes[top : top + side, left : left + side]
+            if side != self.size:
+                square = (self.size, self.size)
+                shrinks = side > self.size
+                image = F.interpolate(image[None], square, mode="bilinear", antialias=shrinks)[0]
+                nearest = F.interpolate(classes[None, None].float(), square, mode="nearest-exact")
+                classes = nearest[0, 0]
+        if self.flip and draw[3] < 0.5:
+            image, classes = image.flip(2), classes.flip(1)
+        return [image, classes.long()]
+
+
+class MapLoader(Loader):
+    """Images and maps of one of the sets."""
+
+    def __init__(
+        self,
+        listing: MapListing,
+        files: MapFiles,
+        cut: WindowCut,
+        normalize: str = "dataset",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        libraries()
+        self.device, self.files, self.cut = torch.device(device), files, cut
+        scale, shift = coefficients(normalize, IMAGENET, 255)
+        self.scale, self.shift = scale.to(self.device), shift.to(self.device)
+        self.data = _Pairs(listing, files)
+        self.kept: list[tuple[Tensor, Tensor]] | None = None
+        if len(files) <= KEPT:
+            pairs = (self.data[index] for index in range(len(files)))
+            self.kept = [(a.to(self.device), b.to(self.device)) for a, b in pairs]
+        self.workers = decoding_processes(len(files))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def _load(
+        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """In evaluation, images of one batch that differ in size come as several batches."""
+        draws = torch.rand(len(self), 4, generator=generator("windows", seed, epoch)).tolist()
+        for (first, last), pairs in zip(cuts, self._pairs(order, cuts), strict=True):
+            floats = [((image * self.scale + self.shift)[0], classes) for image, classes in pairs]
+            if augment:
+                pieces = [self.cut(*p, draws[i]) for i, p in zip(range(first, last), floats)]
+                yield self._stacked(pieces)
+                continue
+            for _, group in groupby(floats, key=lambda pair: pair[1].shape):
+                yield self._stacked([[image, classes.long()] for image, classes in group])
+
+    def _stacked(self, pieces: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+        if len({piece.shape for _, piece in pieces}) > 1:
+            sizes = " and ".join(sorted({size_of(piece) for _, piece in pieces})[:2])
+            raise OptionError(
+                f"The images of a batch have {sizes} pixels. Try data.size, the side of the "
+                "windows that are cut from them."
+            )
+        images, maps = zip(*pieces, strict=True)
+        return torch.stack(images), torch.stack(maps)
+
+    def _pairs(self, order: Tensor, cuts: list[tuple[int, int]]) -> Iterator[list[Any]]:
+        rows = [order[first:last].tolist() for first, last in cuts]
+        if self.kept is not None:
+            for row in rows:
+                yield [self.kept[index] for index in row]
+            return
+        loader = DataLoader(
+            self.data,
+            batch_sampler=rows,
+            num_workers=min(self.workers, len(rows)),
+            collate_fn=list,
+            generator=generator("workers"),
+        )
+        for pairs in loader:
+            yield [tuple(each.to(self.device, non_blocking=True) for each in p) for p in pairs]
+
+
+class _Pairs(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, listing: MapListing, files: MapFiles) -> None:
+        self.listing, self.files = listing, files
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return read_pair(self.listing, self.files, index)
+
+
+def check_has_maps(spec: Data) -> None:
+    """Refuse a set of another kind, and changes that maps do not go through."""
+    source = PUBLISHED.get(spec.name)
+    if source is None or source.kind != "maps":
+        names = ", ".join(name for name, each in PUBLISHED.items() if each.kind == "maps")
+        raise OptionError(
+            f"data.name is {spec.name!r}, which has no map of classes for each image. Try {names}."
+        )
+    for key in UNUSED:
+        if getattr(spec, key):
+            raise OptionError(
+                f"data.{key} is not for images with maps of classes: data.size and data.flip are."
+            )
+
+
+def map_listing(spec: Data) -> MapListing:
+    """The files of a set of maps."""
+    check_has_maps(spec)
+    content = find(PUBLISHED[spec.name], spec.path).read()
+    assert isinstance(content, MapListing)
+    return content
+
+
+def load_maps(spec: Data, scales: tuple[float, float], device: torch.device | str) -> Sets:
+    """The sets that ``spec`` asks for. A validation set is drawn from the training images."""
+    listing = map_listing(spec)
+    cut = WindowCut(spec.size, spec.flip, scales)
+
+    def loader(files: MapFiles) -> MapLoader:
+        return MapLoader(listing, files, cut, spec.normalize, device)
+
+    left, aside = counts(len(listing.train), spec.validation, spec.subset, spec.name)
+    mixed = torch.randperm(len(listing.train), generator=generator("maps", spec.split_seed))
+    parts = listing.train.take(mixed[aside : aside + left]), listing.train.take(mixed[:aside])
+    train, test = loader(parts[0]), loader(listing.test)
+    _, height, width = train.data[0][0].shape
+    return Sets(
+        name=spec.name,
+        train=train,
+        validation=loader(parts[1]) if aside else None,
+        test=test,
+        classes=len(listing.names),
+        shape=(3, spec.size or height, spec.size or width),
+    )

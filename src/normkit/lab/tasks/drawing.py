@@ -1,0 +1,40 @@
+"""What the tasks' pictures are made of: pixels from normalized images, colours for classes."""
+
+from __future__ import annotations
+
+import colorsys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LARGEST_SIDE = 160  # of one image: a page holds many
+GAP = 2  # pixels between two images
+
+
+def pixels(images: Tensor, loader: Any) -> Tensor:
+    """Values from 0 to 1 of normalized images (N, C, H, W) of a loader."""
+    white = getattr(loader, "white", 255)
+    scale, shift = (getattr(loader, name).to(images) for name in ("scale", "shift"))
+    return ((images - shift) / (scale * white)).clamp(0, 1)
+
+
+def coloured(classes: Tensor, count: int) -> Tensor:
+    """(3, H, W) of a map (H, W): a colour for each class; what is below 0 is black."""
+    hues = [colorsys.hsv_to_rgb(i / count, 0.55 + 0.45 * (i % 2), 0.95) for i in range(count)]
+    table = torch.tensor([(0.0, 0.0, 0.0), *hues], device=classes.device)
+    return table[classes.clamp(min=-1).long() + 1].permute(2, 0, 1)
+
+
+def beside(*images: Tensor) -> Tensor:
+    """Images (C, H, W) of one size in a row, small enough for a page."""
+    row: list[Tensor] = []
+    for image in images:
+        image = image.float().expand(3, -1, -1)
+        larger = max(image.shape[1:]) / LARGEST_SIDE
+        if larger > 1:
+            size = [max(1, round(side / larger)) for side in image.shape[1:]]
+            image = F.interpolate(image[None], size, mode="area")[0]
+        row += [image, image.new_ones(3, image.shape[1], GAP)]
+    return torch.cat(row[:-1], dim=2)
