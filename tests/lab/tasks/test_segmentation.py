@@ -176,15 +176,15 @@ def test_a_file_that_does_not_fit_is_named(place: Path, fault: str, message: str
 def test_sets_and_tasks_that_do_not_belong_together_are_refused(place: Path) -> None:
     with pytest.raises(OptionError, match=r"'digits', which has no map.*Try camvid, voc-seg"):
         load_sets(dataclasses.replace(setting(place), data=Data("digits")))
-    with pytest.raises(OptionError, match="camvid has maps, not one label.*segmentation"):
+    with pytest.raises(OptionError, match=r"camvid has maps, not one label.*segmentation"):
         load_sets(dataclasses.replace(setting(place), task=TaskSpec()))
     cropped = dataclasses.replace(setting(place).data, crop=4)
     with pytest.raises(OptionError, match=r"data\.crop is not for images with maps"):
         load_sets(dataclasses.replace(setting(place), data=cropped))
     with pytest.raises(OptionError, match="expected two factors"):
-        make_task(dataclasses.replace(setting(place), task=TaskSpec("segmentation", {"scales": (2, 1)})))
+        make_task(Setting(task=TaskSpec("segmentation", {"scales": (2, 1)})))
+    task = make_task(setting(place))
     with pytest.raises(OptionError, match=r"expected logits \(2, 11, 32, 32\)"):
-        task = make_task(setting(place))
         task.try_model(torch.nn.Flatten(), 2, 11, (3, 32, 32))
 
 
@@ -198,7 +198,7 @@ def test_voc_is_read_by_its_lists(tmp_path: Path) -> None:
             Image.new("RGB", (20, 10)).save(tmp_path / "JPEGImages" / f"{stem}.jpg")
             Image.new("L", (20, 10), 255).save(tmp_path / "SegmentationClassAug" / f"{stem}.png")
     listing = voc([tmp_path / "JPEGImages"])
-    assert (len(listing.train), len(listing.test), len(listing.names)) == (2, 1, 21)
+    assert (len(listing.train), len(listing.test), listing.classes) == (2, 1, 21)
     check_maps(listing)
 
 

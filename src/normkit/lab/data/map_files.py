@@ -14,11 +14,6 @@ from normkit.lab.data.trees import FileTree, tree_of
 
 VOID = -100  # of a map: not labelled, neither trained on nor judged; torch's ignore_index
 IMAGE_ENDINGS = (".webp", ".png", ".jpg", ".jpeg")
-VOC_CLASSES = (
-    "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse "
-    "motorbike person pottedplant sheep sofa train tvmonitor"
-).split()
-CAMVID_CLASSES = "sky building pole road pavement tree sign fence car pedestrian cyclist".split()
 
 
 # ------------------------------------------------------------------ published layouts
@@ -37,11 +32,11 @@ def camvid(files: Sequence[Path]) -> MapListing:
         maps = [f"{name}annot/{Path(each).stem}.png" for each in images]
         return _paired(images, maps, tree)
 
-    return MapListing(part("train"), part("test"), tuple(CAMVID_CLASSES), 11)
+    return MapListing(part("train"), part("test"), 11, 11)
 
 
 def voc(files: Sequence[Path]) -> MapListing:
-    """PASCAL VOC 2012 with the 10,582 training maps of Hariharan et al.: 21 classes, void is 255."""
+    """PASCAL VOC 2012 with the maps of Hariharan et al.: 21 classes, and 255 is void."""
     devkit = FileTree(files[0].parent, ())
 
     def part(name: str) -> MapFiles:
@@ -53,7 +48,7 @@ def voc(files: Sequence[Path]) -> MapListing:
             devkit,
         )
 
-    return MapListing(part("trainaug"), part("val"), tuple(VOC_CLASSES), 255)
+    return MapListing(part("trainaug"), part("val"), 21, 255)
 
 
 def _paired(images: list[str], maps: list[str], tree: FileTree) -> MapFiles:
@@ -97,12 +92,12 @@ def read_map(listing: MapListing, files: MapFiles, index: int) -> Tensor:
             f"{where} is an image of mode {mode}, expected one with an index for each pixel."
         )
     indices = torch.frombuffer(bytearray(body), dtype=torch.uint8).view(height, width)
-    wrong = (indices >= len(listing.names)) & (indices != listing.void)
+    wrong = (indices >= listing.classes) & (indices != listing.void)
     if wrong.any():
         row, column = (int(each[0]) for each in wrong.nonzero(as_tuple=True))
         raise CorruptData(
             f"{where} has class {int(indices[row, column])} at row {row}, column {column}: "
-            f"expected 0 to {len(listing.names) - 1}, or {listing.void} for void."
+            f"expected 0 to {listing.classes - 1}, or {listing.void} for void."
         )
     classes = indices.to(torch.int16)
     return classes.masked_fill_(indices == listing.void, VOID)

@@ -1,7 +1,7 @@
 """Batches of images with a class for every pixel.
 
-A batch is images (B, 3, H, W), normalized, and maps of classes (B, H, W) int64 in which VOID is what
-nobody has labelled. Training windows are cut on the device, of a random scale, place and side;
+A batch is images (B, 3, H, W), normalized, and maps of classes (B, H, W) int64, in which VOID is
+what nobody has labelled. Training windows are cut on the device, of a random scale, place and side;
 evaluation sees whole images.
 """
 
@@ -107,8 +107,8 @@ class MapLoader(Loader):
         for (first, last), pairs in zip(cuts, self._pairs(order, cuts), strict=True):
             floats = [((image * self.scale + self.shift)[0], classes) for image, classes in pairs]
             if augment:
-                pieces = [self.cut(*p, draws[i]) for i, p in zip(range(first, last), floats)]
-                yield self._stacked(pieces)
+                rows = zip(floats, draws[first:last], strict=True)
+                yield self._stacked([self.cut(*pair, draw) for pair, draw in rows])
                 continue
             for _, group in groupby(floats, key=lambda pair: pair[1].shape):
                 yield self._stacked([[image, classes.long()] for image, classes in group])
@@ -189,6 +189,6 @@ def load_maps(spec: Data, scales: tuple[float, float], device: torch.device | st
         train=train,
         validation=loader(parts[1]) if aside else None,
         test=test,
-        classes=len(listing.names),
+        classes=listing.classes,
         shape=(3, spec.size or height, spec.size or width),
     )

@@ -114,7 +114,7 @@ class MapListing:
 
     train: MapFiles
     test: MapFiles
-    names: tuple[str, ...]  # of the classes
+    classes: int
     void: int  # the index of what is not labelled
 
 

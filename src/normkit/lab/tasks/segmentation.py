@@ -96,11 +96,10 @@ class Segmentation(Task):
 
     def collapsed(self, epochs: Sequence[Epoch]) -> str | None:
         """No better than the best single class everywhere."""
-        scores = [each.value("miou") for each in epochs]
-        constants = [each.value("constant_miou") for each in epochs]
-        if not scores or None in scores or None in constants:
+        if not epochs:
             return ""
-        score, constant = statistics.median(scores), statistics.median(constants)  # type: ignore[type-var]
+        score = statistics.median(each.test("miou") for each in epochs)
+        constant = statistics.median(each.test("constant_miou") for each in epochs)
         if score > constant:
             return ""
         return f"mIoU {score:.1%}; one class everywhere has {constant:.1%}"
