@@ -134,3 +134,16 @@ def test_equal_values_have_no_variance(memory, backend):
         layer = nk.BN(CHANNELS, momentum=1.0, device=DEVICE)
         assert (layer(value) == 0).all()
         assert (layer.running_var == 0).all()
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_sums_of_a_gradient_keep_their_digits(format: torch.memory_format) -> None:
+    """Where x was channels_last the gradient of β in float32 had 7 times the error of torch's, 1e-6
+    and more: a kernel added one position to the next. 2¹⁴ times 1 + 2⁻¹² can be added without any
+    error, but not one by one: partial sums above 2¹² have no room for 2⁻¹² beside them."""
+    x = torch.randn(16, 16, 32, 32).to(memory_format=torch.channels_last)
+    layer = nk.BN(16)
+    dy = torch.full_like(x, 1 + 2**-12, memory_format=torch.contiguous_format)
+    layer(x).backward(dy.to(memory_format=format))
+    assert layer.bias.grad is not None
+    assert layer.bias.grad.tolist() == 16 * [2**14 + 4]

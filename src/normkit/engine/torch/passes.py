@@ -11,6 +11,7 @@ three. The input is shown to them as a channels_last image.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ from normkit.engine.epilogue import AffineMap, before, epilogue_
 
 aten = torch.ops.aten
 
+IN_A_ROW = 256  # additions of one sum: rounding errors stay near those of pairwise sums
+TABLE = 1 << 10  # sums at a time: they and what they need stay in the nearest cache
 TILE = 1 << 20  # elements: 4 MB of float32, where a few calls a tile cost less than memory
 
 
@@ -93,7 +96,8 @@ def sums(
     """
     cells, dy = layout.view(x), layout.view(grad)
     if isinstance(layout, Batch) and has_native(x) and map.act == "none":
-        da, db = native_sums(dy, cells, map.center)
+        parts = [native_sums(dy[t], cells[t], map.center) for t, _ in _tiles(cells, layout)]
+        da, db = (sum(each[1:], each[0]) for each in zip(*parts, strict=True))
         return layout.lift(da), layout.lift(db), grad if grad_residual else None
     tables, dtype = _Tables(map, layout), map.scale.dtype
     rest = None if map.residual is None else layout.view(map.residual)
@@ -235,14 +239,32 @@ def moments_of_batch(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def native_sums(grad: Tensor, cells: Tensor, center: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Σ grad·(x − center) and Σ grad (C,): the gradients of a batch norm with deviation 1."""
-    one = cells.new_ones(cells.shape[2])
-    middle = torch.zeros_like(one) if center is None else center.reshape(-1).to(cells.dtype)
+    """Σ grad·(x − center) and Σ grad (C,): the gradients of a batch norm with deviation 1.
+
+    The kernel adds one position to the next, and with many of them digits are lost. So several
+    positions are shown to it as one with so many times the channels, whose sums are added after.
+    """
+    positions, channels = cells.shape[1:]
+    together = _together(positions, channels)
+    grad, cells = (t.reshape(1, -1, together * channels) for t in (grad, cells))
+    one = cells.new_ones(together * channels)
+    middle = torch.zeros_like(one)
+    if center is not None:
+        middle = center.reshape(-1).to(cells.dtype).repeat(together)
     mask = [False, True, True]
     _, scale, shift = aten.native_batch_norm_backward(
         _image(grad), _image(cells), None, None, None, middle, one, True, 0.0, mask
     )
-    return scale, shift
+    if together == 1:
+        return scale, shift
+    return scale.view(together, channels).sum(0), shift.view(together, channels).sum(0)
+
+
+@lru_cache(maxsize=4096)
+def _together(positions: int, channels: int) -> int:
+    """How many positions are one for the kernel: a divisor that leaves it IN_A_ROW or few more."""
+    most = min(max(1, positions // IN_A_ROW), max(1, TABLE // channels))
+    return next(n for n in range(most, 0, -1) if positions % n == 0)
 
 
 def _image(cells: Tensor) -> Tensor:
