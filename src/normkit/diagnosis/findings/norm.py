@@ -157,6 +157,21 @@ class NormEvidence:
         """Output error of statistics where others are right."""
         return average_error(output_error(kept, expected, self.site.eps or 0.0))
 
+    def towards_start(self) -> float:
+        """How far the statistics lie on the way from those of the training data, or else the data,
+        to mean 0 and variance 1, where they started: least squares over all channels."""
+        record = self.own if self.trained is None else self.trained
+        if record is None or self.kept is None or record.expected.total is None:
+            return math.nan
+        right, kept = record.expected.total, self.kept
+        std = (right.var + (self.site.eps or 0.0)).sqrt()
+        start = torch.cat([-right.mean / std, (1 - right.var) / std.square() / 2])
+        moved = torch.cat(
+            [(kept.mean - right.mean) / std, (kept.var - right.var) / std.square() / 2]
+        )
+        whole = start.square().sum()
+        return float((moved * start).sum() / whole) if whole > 0 else math.nan
+
     def uncertainty(self, record: PassRecord | None) -> float:
         """Output error that statistics of as much data may have by chance."""
         if record is None or record.expected.total is None:

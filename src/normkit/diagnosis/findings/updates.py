@@ -90,7 +90,12 @@ def momentum_too_large(evidence: Evidence, earlier: EarlierFindings) -> Iterator
 
 def too_few_batches(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     left = {x: _left(x) for x in evidence.running() if x.path not in earlier.spoiled and x.learns}
-    layers = [x for x, share in left.items() if share > START_LEFT and not x.fits(FITS)]
+    layers = [
+        x
+        for x, share in left.items()
+        # by its count alone, a norm that was calibrated since would hold start values for ever
+        if share > START_LEFT and not x.fits(FITS) and x.towards_start() > share / 2
+    ]
     if layers:
         worst = max(layers, key=lambda layer: (left[layer], _or_zero(layer.error)))
         yield UNRIPE.finding(
