@@ -86,9 +86,14 @@ def _report(name: str, task: Task, steps: int) -> None:
 
 def _diagnose(what: str, task: Task, steps: int | None) -> None:
     """One line for the findings, and one for where the gap enters."""
-    options = {"loss": task.loss, "forward": task.forward}
     found = nk.diagnose(
-        task.model, task.test, train_loader=task.train, steps=steps, max_batches=8, **options
+        task.model,
+        task.test,
+        loss=task.loss,
+        train_loader=task.train,
+        steps=steps,
+        max_batches=8,
+        forward=task.forward,
     )
     alarms = [f"{f.severity}: {f.kind}" for f in found.findings if f.severity != "note"]
     print(f"  {what}: {', '.join(alarms) or 'no alarm'}")
@@ -169,12 +174,11 @@ def segmentation(folder: Path, images: int) -> Task:
     models = require("torchvision.models.segmentation", "lab", "The segmentation network")
     model = models.deeplabv3_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=11)
     with zipfile.ZipFile(folder / "camvid-320.zip") as file:
-        sets = []
-        for part, count in (("train", 64), ("test", images)):
-            names = _names(file, f"CamVid/{part}/", ".webp")
-            samples = [_pixels(file, name) for name in random.sample(names, count)]
-            sets.append([_stacked(each) for each in _cut(samples, 4)])
-    return Task(model, *sets, logits_of_pixels, F.cross_entropy)
+        train, test = (
+            [_stacked(each) for each in _cut(_streets(file, part, count), 4)]
+            for part, count in (("train", 64), ("test", images))
+        )
+    return Task(model, train, test, logits_of_pixels, F.cross_entropy)
 
 
 def logits_of_pixels(model: nn.Module, batch: tuple[Any, Any]) -> Tensor:
@@ -251,6 +255,11 @@ def _boxes(file: zipfile.ZipFile, name: str) -> tuple[Tensor, dict[str, Tensor]]
 
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+
+def _streets(file: zipfile.ZipFile, part: str, count: int) -> list[tuple[Tensor, Tensor]]:
+    names = random.sample(_names(file, f"CamVid/{part}/", ".webp"), count)
+    return [_pixels(file, name) for name in names]
 
 
 def _pixels(file: zipfile.ZipFile, name: str) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The tool that diagnoses models trained on real images: its reading, and the modes of a detector."""
+"""The tool that diagnoses models trained on real images: its reading, a detector's modes."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def fuse(model: Model, example: Any = None) -> Model:
     state_dicts still load), and the activation an Identity.
 
     It is made for GPUs, where a training step gains most. On a CPU a forward in eval mode gains two
-    or three parts in a hundred, and a training step nothing that could be measured; it loses nothing
-    either (``python -m benchmarks.paired_cost fuse``).
+    or three parts in a hundred, and a training step neither gains nor loses what could be measured
+    (``python -m benchmarks.paired_cost fuse``).
 
     Left alone: a forward that cannot be traced, takes more than one argument, is another one in
     eval mode or keeps something on the module; norms and activations with hooks, which would see
