@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 import normkit as nk
 from cases import build, every, label
+from normkit.conversion.fit.data import ImageRun
+from normkit.conversion.fit.linear import LinearSite, linear_sites, ridge_regression
 from normkit.conversion.fit.solve import solve
+from normkit.inspection.batches import LoaderBatch
 from normkit.layers.measured import Refusal
 
 
@@ -193,6 +196,81 @@ def test_every_layer_takes_an_output_map_or_says_why_not(case: Any) -> None:
         for name, value in values.items():
             getattr(layer, name).copy_(value)
         assert torch.allclose(layer(x), expected, atol=1e-10)
+
+
+# -------------------------------------------------------------------- weights of other layers
+
+
+def test_ridge_regression_is_that_of_the_normal_equations() -> None:
+    """With fewer and with more rows than inputs, with and without a shift."""
+    for rows, size, shift in ((30, 4, True), (5, 12, False), (5, 12, True)):
+        x = torch.randn(2, rows, size, dtype=torch.float64)
+        gap = torch.randn(2, rows, 3, dtype=torch.float64)
+        change, moved = ridge_regression(x, gap, 0.1, shift)
+        for g in range(2):
+            a = x[g] - x[g].mean(0) if shift else x[g]
+            b = gap[g] - gap[g].mean(0) if shift else gap[g]
+            level = 0.1 * a.square().sum() / size
+            whole = torch.cat([a, level.sqrt() * torch.eye(size, dtype=a.dtype)])
+            wanted = torch.cat([b, torch.zeros(size, 3, dtype=a.dtype)])
+            answer = torch.linalg.lstsq(whole, wanted, driver="gelsd").solution
+            assert torch.allclose(change[g], answer)
+            expected = gap[g].mean(0) - x[g].mean(0) @ answer if shift else torch.zeros(3).double()
+            assert torch.allclose(moved[g, 0], expected)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(6, 4, 3, stride=2, padding=1), (20, 6, 9, 9)),
+        (nn.Conv2d(6, 6, 3, padding=1, groups=6, bias=False), (20, 6, 7, 7)),
+        (nn.Conv2d(6, 4, 1, groups=2), (20, 6, 5, 5)),
+        (nn.Linear(6, 4), (60, 6)),
+        (nn.Linear(6, 4, bias=False), (20, 5, 6)),
+    ],
+)
+def test_a_layer_learns_to_give_what_it_gave(layer: Any, shape: tuple[int, ...]) -> None:
+    """Its inputs become half as large: its weights are to become twice as large."""
+    x = torch.randn(shape)
+    run = ImageRun(LoaderBatch(x), 1, torch.arange(len(x)) % 5 == 4)
+    place = LinearSite("layer", layer)
+    with torch.no_grad():
+        wanted = layer(x)
+        place.fit([0.5 * x], [wanted], [run])
+        error = [float((y - wanted).square().mean()) for y in (layer(0.5 * x), place(0.5 * x))]
+    assert error[1] < 0.2 * error[0]  # the ridge leaves the old weights some weight
+    assert set(place.values()) == {f"layer.{name}" for name, _ in layer.named_parameters()}
+
+
+def test_weights_are_fitted_as_well() -> None:
+    """Eight groups lose what no scale and shift brings back; undo is exact."""
+    x = digits()[0][:64]
+    reports, gaps = [], []
+    for parameters in ("norms", "all"):
+        model = copy.deepcopy(trained())
+        before = copy.deepcopy(model.state_dict())
+        plan = nk.plan_conversion(model, "gn", groups=8, fit=nk.Fit(x, parameters=parameters))
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        plan.apply()
+        reports.append(plan.fit)
+        with torch.no_grad():
+            old, new = trained()(digits()[0][64:400]), model(digits()[0][64:400])
+        gaps.append(float((new - old).norm()))
+        moved = not torch.equal(model[2].conv1.weight, before["2.conv1.weight"])
+        assert moved == (parameters == "all")
+        assert torch.equal(model[0].conv1.weight, before["0.conv1.weight"])  # it gets the same
+        plan.undo()
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert reports[1].output_error < 0.8 * reports[0].output_error
+    assert gaps[1] < 0.8 * gaps[0]
+
+
+def test_shared_and_tied_layers_stay_as_they_are() -> None:
+    shared, one, two = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+    two.weight = one.weight
+    usual = nn.Conv2d(3, 4, 3)
+    model = nn.ModuleList([shared, one, two, usual, nn.Conv2d(3, 4, 3, dilation=2)])
+    assert [site.path for site in linear_sites(model)] == ["0", "3"]
 
 
 # -------------------------------------------------------------------- models of all kinds
@@ -402,7 +480,7 @@ def test_the_recipe_for_small_batches() -> None:
 @pytest.mark.parametrize("parameters", ["norms", "all"])
 def test_distilling_goes_on_from_the_fit_and_is_never_worse(parameters: Any) -> None:
     x = digits()[0][:96]
-    fitted = nk.plan_conversion(trained(), "gn", groups=8, fit=x).fit
+    fitted = nk.plan_conversion(trained(), "gn", groups=8, fit=nk.Fit(x, parameters=parameters)).fit
     told: list[tuple[int, float]] = []
     model = copy.deepcopy(trained())
     before = copy.deepcopy(model.state_dict())

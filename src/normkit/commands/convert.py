@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model_arguments.add_where(parser)
     add("--fit", metavar="DATA", help="images without labels to fit the new norms on")
     add("--fit-images", type=int, default=256, metavar="N", help="how many of them (256)")
+    add("--fit-all", action="store_true", help="fit weights of other layers, too")
     add("--distill", type=int, default=0, metavar="STEPS", help="then train on them to match (0)")
     data_arguments.add_reading(parser)
     add("--out", type=Path, metavar="FILE", help="weights to write: .safetensors, .pt or .pth")
@@ -66,8 +67,9 @@ def run(options: argparse.Namespace) -> int:
     from normkit.conversion.targets import find_target
 
     layer = model_arguments.pairs("--option", options.option)
-    if options.distill and options.fit is None:
-        raise OptionError("--distill goes on from a fit: give images with --fit.")
+    for name, given in (("--distill", options.distill), ("--fit-all", options.fit_all)):
+        if given and options.fit is None:
+            raise OptionError(f"{name} goes on from a fit: give images with --fit.")
     find_target(options.to).check(layer)  # first what costs nothing: a large model is still unbuilt
     example, where = model_arguments.example_of(options), model_arguments.where_of(options)
     files = _files(options)
@@ -75,7 +77,12 @@ def run(options: argparse.Namespace) -> int:
     fit = None
     if options.fit is not None:
         images = data_arguments.batches_of(options.fit, options, unlabelled=True)
-        fit = Fit(images, max_images=options.fit_images, distill=options.distill)
+        fit = Fit(
+            images,
+            max_images=options.fit_images,
+            distill=options.distill,
+            parameters="all" if options.fit_all else None,
+        )
     plan = plan_conversion(model, options.to, where, example=example, fit=fit, **layer)
     screen = screen_of(options)
     screen.print(str(plan), markup=False, soft_wrap=True)

@@ -52,8 +52,10 @@ class Fit:
     it keep its variance, which is better for the network as a whole where the fit is poor."""
     distill: int = 0
     """Steps of training after the fit, on the same images, to match the old network's outputs."""
-    parameters: Literal["norms", "all"] = "norms"
-    """What they train: scales and shifts of the new norms, or all parameters of the model."""
+    parameters: Literal["norms", "all"] | None = None
+    """What changes: "norms", scales and shifts of the new norms; or "all": weights of convolutions
+    and linear layers are fitted as well, by regression, and distilling trains every parameter.
+    None is "norms" for a fit alone, and "all" if distilling follows."""
     progress: Callable[[int, float], None] | None = None
     """Called with a step and the error of the outputs on the images that are held out."""
 
@@ -62,7 +64,7 @@ class Fit:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise OptionError(f"Fit expects {name} to be at least {least}, got {value!r}.")
-        if self.parameters not in ("norms", "all"):
+        if self.parameters not in ("norms", "all", None):
             raise OptionError(f'Fit expects parameters "norms" or "all", got {self.parameters!r}.')
         if not 0 <= self.shrink <= 1:
             raise OptionError(f"Fit expects shrink between 0 and 1, got {self.shrink!r}.")
@@ -70,6 +72,11 @@ class Fit:
             raise OptionError(
                 f"Fit expects held_out to be a share between 0 and 1, got {self.held_out!r}."
             )
+
+    @property
+    def everything(self) -> bool:
+        """Whether more than the norms is fitted and trained."""
+        return self.parameters == "all" or (self.parameters is None and self.distill > 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,7 +57,13 @@ class _Lesson:
 class _Student:
     """The model with its new norms, as a function of tensors that can be trained."""
 
-    def __init__(self, model: nn.Module, places: Sequence[FitSite], everything: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        places: Sequence[FitSite],
+        everything: bool,
+        weights: dict[str, Tensor],
+    ) -> None:
         self.model = model
         self.norms: list[tuple[FitSite, dict[str, Tensor]]] = []
         self.trained: dict[str, Tensor] = {}
@@ -79,7 +85,8 @@ class _Student:
             inside = {id(p) for place in places for p in place.site.module.parameters()}
             for name, p in model.named_parameters():
                 if id(p) not in inside and p.is_floating_point():
-                    self.others[name] = p.detach().clone().requires_grad_(True)
+                    value = weights.get(name, p).detach().to(p.dtype, copy=True)
+                    self.others[name] = value.requires_grad_(True)
             self.trained |= self.others
 
     @contextmanager
@@ -118,11 +125,14 @@ class _Called(nn.Module):
 def distill(
     model: nn.Module,
     places: Sequence[FitSite],
+    weights: dict[str, Tensor],
     runs: Sequence[ImageRun],
     outputs: Sequence[Any],
     fit: Fit,
 ) -> Distilled:
     """Train scales and shifts, or all parameters; ``outputs`` are the old network's for each run.
+
+    ``weights`` are those that were fitted beside the norms, by their paths.
 
     Adam with a rising, then falling rate; each step takes the fitted images of one run. Small:
     a few hundred steps at most are meant.
@@ -131,7 +141,7 @@ def distill(
     tests = [_lesson(run, out, held_out=True) for run, out in zip(runs, outputs, strict=True)]
     lessons, tests = ([one for one in part if one.targets[0].numel()] for part in (lessons, tests))
     spread = _spread(lessons)
-    student = _Student(model, places, fit.parameters == "all")
+    student = _Student(model, places, fit.everything, weights)
     groups = [
         {"params": [t for n, t in student.trained.items() if (n in student.scales) == scales],
          "lr": NORMS_LR if scales else OTHERS_LR}

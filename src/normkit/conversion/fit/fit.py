@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from normkit.conversion.edits import ReplaceModule
 from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun, image_runs
 from normkit.conversion.fit.distill import Distilled, distill
+from normkit.conversion.fit.linear import LinearSite, linear_sites
 from normkit.conversion.fit.lockstep import Candidate, FitSite, Lockstep, output_map_of
 from normkit.conversion.fit.report import (
     FitReport,
@@ -74,16 +75,18 @@ def fit_edits(
     _refuse_unfittable(places)
     news = [c.edit.new for place in places for c in place.candidates]
     with undisturbed(model), _eval(news), full_precision(model):
-        _look_around(model, places, runs[0])
-        outputs = Lockstep(model, places, runs, fit).run()
+        linear = linear_sites(model) if fit.everything else []
+        linear = _look_around(model, places, linear, runs[0])
+        outputs = Lockstep(model, places, runs, fit, linear).run()
         if any(place.calls > 1 for place in places):  # once more, with what suits all its calls
-            outputs = Lockstep(model, places, runs, fit, settled=True).run()
+            outputs = Lockstep(model, places, runs, fit, linear, settled=True).run()
     report = _report(model, places, runs, outputs)
     first = runs[0].batch.inputs
     example = first[:2] if isinstance(first, Tensor) and len(first) > 1 else None
+    weights = {path: value for layer in linear for path, value in layer.values().items()}
     if not fit.distill:
-        return FitResult(tuple(places), report, {}, example)
-    result = distill(model, places, runs, outputs[: len(runs)], fit)
+        return FitResult(tuple(places), report, weights, example)
+    result = distill(model, places, weights, runs, outputs[: len(runs)], fit)
     report = replace(
         report,
         output_error=result.output_error,
@@ -122,26 +125,30 @@ def _eval(modules: Sequence[nn.Module]) -> Iterator[None]:
 # -------------------------------------------------------------------- what follows a norm
 
 
-def _look_around(model: nn.Module, places: Sequence[FitSite], run: ImageRun) -> None:
-    """How often each norm is called, and the activation that gets its very output, if there is one.
+def _look_around(
+    model: nn.Module, places: Sequence[FitSite], linear: Sequence[LinearSite], run: ImageRun
+) -> list[LinearSite]:
+    """How often each norm is called, and the activation that gets its very output, if there is one;
+    and of the linear layers those that are called once.
 
     Seen on two samples; the fit itself will say what is wrong with a model that fails.
     """
     sources = {place.site.path: place.site.module for place in places}
     users = {path: m for path, m in model.named_modules() if path and is_activation(m)}
-    counts = dict.fromkeys(sources, 0)
+    layers = {layer.path: layer.module for layer in linear}
+    counts = dict.fromkeys((*sources, *layers), 0)
 
     def count(path: str, *_: Any) -> None:
         counts[path] += 1
 
     small = run.batch.inputs[:2] if isinstance(run.batch.inputs, Tensor) else run.batch.inputs
     with ExitStack() as stack:
-        for path, module in sources.items():
+        for path, module in (*sources.items(), *layers.items()):
             stack.callback(module.register_forward_pre_hook(partial(count, path)).remove)
         try:
             flow = record_flow(model, lambda: call_model(model, small), sources, users)
         except Exception:
-            return
+            return []
     meets: dict[str, set[str]] = {}
     for use in flow.uses:
         if not use.changed:  # by an activation in place, whose output it is then
@@ -159,6 +166,7 @@ def _look_around(model: nn.Module, places: Sequence[FitSite], run: ImageRun) -> 
                 place.activation = _applied(users[user])
             elif name in ACTIVATIONS and name not in ("prelu", "rrelu"):
                 place.activation = getattr(F, name, None) or getattr(torch, name)
+    return [layer for layer in linear if counts[layer.path] == 1]
 
 
 def _applied(act: nn.Module) -> Activation:

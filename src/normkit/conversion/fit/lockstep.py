@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from normkit.conversion.edits import ReplaceModule
 from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun
+from normkit.conversion.fit.linear import LinearSite
 from normkit.conversion.fit.solve import Activation, solve, unexplained
 from normkit.conversion.sources import norm_of
 from normkit.core.moments import Moments, standardization_error
@@ -105,9 +106,11 @@ class Lockstep:
         places: Sequence[FitSite],
         runs: Sequence[ImageRun],
         fit: Fit,
+        linear: Sequence[LinearSite] = (),
         settled: bool = False,
     ) -> None:
         self.model, self.places, self.runs, self.fit = model, places, runs, fit
+        self.linear = linear
         self.settled = settled  # norms that are called several times keep what they have
         self.counts: dict[tuple[int, int], int] = {}
         self.tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # of such norms
@@ -115,11 +118,16 @@ class Lockstep:
     def run(self) -> list[Any]:
         """The outputs, of the old network for each run, then of the new one."""
         jobs = [partial(run_batch, self.model, run.batch, run.number) for run in self.runs] * 2
+        module: nn.Module
         with ExitStack() as stack:
             for place in self.places:
                 module = place.site.module
                 assert "forward" not in vars(module)
                 module.forward = self._stand_in(place, module.forward)
+                stack.callback(vars(module).pop, "forward")
+            for layer in self.linear:
+                module = layer.module
+                module.forward = self._linear(layer, module.forward)
                 stack.callback(vars(module).pop, "forward")
             seeds = list(range(len(self.runs))) * 2
             return RunGroup(jobs, seeds, PARTED).run()
@@ -140,6 +148,32 @@ class Lockstep:
             output = _bare_output(place.site, original, x)
             run.meet(key, (x, output), combine)
             return finish(output)
+
+        return forward
+
+    def _linear(
+        self, layer: LinearSite, original: Callable[[Tensor], Tensor]
+    ) -> Callable[[Tensor], Tensor]:
+        count = len(self.runs)
+
+        def combine(parts: list[Any]) -> list[Any]:
+            olds, inputs = parts[:count], parts[count:]
+            pairs = [(x, old) for x, (old, _) in zip(inputs, olds, strict=True)]
+            alike = all(x.shape == old.shape for x, old in pairs)
+            if alike and not all(torch.equal(x, old) for x, old in pairs):
+                layer.fit(inputs, [output for _, output in olds], self.runs)
+            return [None] * len(parts)
+
+        def forward(x: Tensor) -> Tensor:
+            run = current_run()
+            if run is None:
+                return original(x)
+            if run.index >= count:
+                run.meet(layer.path, x, combine)
+                return layer(x)
+            output = original(x)
+            run.meet(layer.path, (x, output), combine)
+            return output
 
         return forward
 

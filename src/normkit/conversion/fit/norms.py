@@ -68,6 +68,8 @@ def fitted_norms(
     description = (
         f"scale and shift of {count} norm(s) are fitted on {report.images - report.held_out} images"
     )
+    if others := len({path.rpartition(".")[0] for path in values} - fitted.keys()):
+        description += f", and what {others} other layer(s) hold"
     told = [_told(several, fitted.get(path)) for path, several in steps.items()]
     return chosen, told, [SetTensors(parts, description)], result
 
