@@ -118,7 +118,6 @@ class Lockstep:
     def run(self) -> list[Any]:
         """The outputs, of the old network for each run, then of the new one."""
         jobs = [partial(run_batch, self.model, run.batch, run.number) for run in self.runs] * 2
-        module: nn.Module
         with ExitStack() as stack:
             for place in self.places:
                 module = place.site.module
@@ -126,9 +125,8 @@ class Lockstep:
                 module.forward = self._stand_in(place, module.forward)
                 stack.callback(vars(module).pop, "forward")
             for layer in self.linear:
-                module = layer.module
-                module.forward = self._linear(layer, module.forward)
-                stack.callback(vars(module).pop, "forward")
+                vars(layer.module)["forward"] = self._linear(layer, layer.module.forward)
+                stack.callback(vars(layer.module).pop, "forward")
             seeds = list(range(len(self.runs))) * 2
             return RunGroup(jobs, seeds, PARTED).run()
 
