@@ -79,14 +79,18 @@ class Train:
     statistics: str = "process"  # of a process's samples; or "synchronized": of the whole batch
     worker_batch: int | None = None  # statistics as if so many samples were on each worker
     accumulate: int = 1  # batches for each step: the "iteration size"
-    optimizer: str = "sgd"  # sgd, adam, adamw
+    optimizer: str = "sgd"  # sgd, adam, adamw, lars, lamb, torch.optim:RMSprop, file.py:Class
+    optimizer_options: Options = field(default_factory=dict)  # of one that is not sgd, adam, adamw
     lr: float = 0.1
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 1e-4
     decay: str = "all"  # "all" parameters or "weights": no norm parameter, no bias
     slower_scale: float = 1.0  # c of revisiting BN: the norms' scales learn at lr/c
-    schedule: str = "cosine"  # constant, step, cosine, poly
+    rates: Options = field(default_factory=dict)  # "layer1.*" -> what lr is multiplied by there
+    layer_decay: float = 1.0  # the same, for each part of the model from its last to its first
+    schedule: str = "cosine"  # constant, step, cosine, poly, one_cycle, a class of lr_scheduler
+    schedule_options: Options = field(default_factory=dict)  # of one_cycle and of such a class
     per: str = "step"  # the schedule moves with every "step" or "epoch"
     milestones: tuple[int, ...] = ()  # epochs
     factor: float = 0.1  # at each milestone
@@ -94,6 +98,7 @@ class Train:
     power: float = 0.9  # of poly
     warmup: float = 0.0  # epochs of linear rise
     clip: float = 0.0  # largest norm of the gradient; 0: none
+    ema: float = 0.0  # decay of averaged weights, which are evaluated instead; 0: none
     label_smoothing: float = 0.0
     loss: str = ""  # instead of the task's: torch.nn:HuberLoss, file.py:function
     loss_options: Options = field(default_factory=dict)
@@ -103,6 +108,7 @@ class Train:
     compile: bool = False
     evaluate_every: int = 1  # epochs; the last, or those that a selection needs, always
     select: str = "last"  # "last", "best_validation" or "median_last_5"
+    stop_after: int = 0  # epochs without a better validation score; 0: train them all
 
     def sharing_statistics(self) -> int:
         """How many samples of a full batch share statistics; 0: the whole training set."""

@@ -12,14 +12,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "data.train": ("train", "test"),
     "data.normalize": ("dataset", "fixed", "halves", "none"),
     "model.stem": ("own", "cifar"),
-    "train.optimizer": ("sgd", "adam", "adamw"),
+    "train.optimizer": ("sgd", "adam", "adamw", "lars", "lamb"),
     "train.decay": ("all", "weights"),
-    "train.schedule": ("constant", "step", "cosine", "poly"),
+    "train.schedule": ("constant", "step", "cosine", "poly", "one_cycle"),
     "train.per": ("step", "epoch"),
     "train.precision": ("float32", "bf16", "fp16", "float64"),
     "train.statistics": ("process", "synchronized"),
     "train.select": ("last", "best_validation", "median_last_5"),
 }
+
+NATIVE_OPTIMIZERS = ("sgd", "adam", "adamw")
+OPEN = ("train.optimizer", "train.schedule")  # or a class: torch.optim:RMSprop, file.py:Class
 
 LIES_AS = {  # at data.path
     "csv": "a CSV file with the columns path, label, split, or a folder with train.csv, test.csv",
@@ -58,6 +61,9 @@ LIMITS: dict[str, Rule] = {
     "train.clip": FROM_ZERO,
     "train.label_smoothing": SHARE,
     "train.evaluate_every": FROM_ONE,
+    "train.ema": SHARE,
+    "train.stop_after": FROM_ZERO,
+    "train.layer_decay": (lambda value: 0 < value <= 1, "more than 0, up to 1"),
     "watch.every": FROM_ONE,
     "watch.samples": (lambda value: value >= 2, "at least 2"),
 }
@@ -69,8 +75,15 @@ def faults(setting: Setting) -> Iterator[Fault]:
     """Every value that cannot be."""
     for section in ("data", "model", "train", "watch"):
         yield from section_faults(section, getattr(setting, section))
-    if setting.train.select == "best_validation" and setting.data.validation == 0:
+    if setting.train.select == "best_validation" and not _validates(setting):
         yield "train.select", 'is "best_validation", which needs data.validation above 0.'
+    if setting.train.stop_after and not _validates(setting):
+        yield "train.stop_after", "needs data.validation above 0."
+
+
+def _validates(setting: Setting) -> bool:
+    """Whether there is a validation set; data of one's own may bring it along."""
+    return setting.data.validation > 0 or "." in setting.data.name.partition(":")[0]
 
 
 def section_faults(section: str, record: Any) -> Iterator[Fault]:
@@ -78,7 +91,7 @@ def section_faults(section: str, record: Any) -> Iterator[Fault]:
     for key, choices in CHOICES.items():
         if key.startswith(f"{section}."):
             value = getattr(record, key.partition(".")[2])
-            if value not in choices:
+            if value not in choices and not (key in OPEN and ":" in value):
                 yield key, f"is {value!r}. {nearest(value, choices)}"
     for key, (fits, expected) in LIMITS.items():
         if key.startswith(f"{section}."):
@@ -145,6 +158,18 @@ def _training_faults(train: Train) -> Iterator[Fault]:
             f"is {train.worker_batch}, and train.batch {train.batch} is not a multiple of it: "
             f"a worker would have {rest}.",
         )
+    if train.optimizer_options and train.optimizer in NATIVE_OPTIMIZERS:
+        usual = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[train.optimizer]
+        yield (
+            "train.optimizer_options",
+            f'belong to a class. Try train.optimizer = "torch.optim:{usual}".',
+        )
+    lab = [name for name in CHOICES["train.schedule"] if name != "one_cycle"]
+    if train.schedule_options and train.schedule in lab:
+        yield "train.schedule_options", "belong to one_cycle, or to a class of lr_scheduler."
+    for pattern, factor in train.rates.items():
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or factor < 0:
+            yield "train.rates", f"expects numbers from 0 up, got {factor!r} for {pattern!r}."
     if train.loss_options and not train.loss:
         yield "train.loss_options", "belong to train.loss, which is not there."
     if train.loss and train.label_smoothing:

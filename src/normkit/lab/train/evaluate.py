@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ class History:
 
 def is_evaluated(train: Train, epoch: int) -> bool:
     """Whether an epoch, counted from 1, is evaluated: as often as asked, and where it may count."""
-    if train.select == "best_validation":
+    if train.select == "best_validation" or train.stop_after:
         return True
     counts = LAST if train.select == "median_last_5" else 1
     return epoch > train.epochs - counts or epoch % train.evaluate_every == 0
@@ -103,7 +104,23 @@ def selected(
         evaluated = {epoch: sign * score for epoch, score in scores.items() if score is not None}
         return (max(evaluated, key=lambda epoch: (evaluated[epoch], -epoch)),)
     counts = LAST if train.select == "median_last_5" else 1
-    return tuple(e.epoch for e in epochs if e.epoch > max(0, train.epochs - counts))
+    last = max((e.epoch for e in epochs), default=0)  # training may have stopped early
+    return tuple(e.epoch for e in epochs if e.epoch > max(0, last - counts))
+
+
+def is_out_of_patience(
+    train: Train, epochs: Sequence[Epoch], metric: str = "accuracy", higher_is_better: bool = True
+) -> bool:
+    """Whether the validation score has not become better for so many epochs as are granted.
+
+    >>> epochs = [Epoch(e, validation_accuracy=a) for e, a in ((1, 0.5), (2, 0.7), (3, 0.7))]
+    >>> [is_out_of_patience(Train(stop_after=n), epochs) for n in (0, 1, 2)]
+    [False, True, False]
+    """
+    if not train.stop_after or not epochs:
+        return False
+    best = selected(replace(train, select="best_validation"), epochs, metric, higher_is_better)
+    return epochs[-1].epoch - best[0] >= train.stop_after
 
 
 def check_selection(train: Train, validation: bool) -> None:
@@ -115,3 +132,5 @@ def check_selection(train: Train, validation: bool) -> None:
         raise OptionError(
             'train.select = "best_validation" needs a validation set. Try data.validation = 0.1.'
         )
+    if train.stop_after and not validation:
+        raise OptionError("train.stop_after needs a validation set. Try data.validation = 0.1.")

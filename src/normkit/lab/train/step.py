@@ -19,11 +19,19 @@ from normkit.lab.models.variant import learning_rate_followers
 from normkit.lab.own_code import error_place, source_place
 from normkit.lab.tasks import Task
 from normkit.lab.tasks.base import Losses, TaskError, total
+from normkit.lab.train.averaging import AveragedWeights
 from normkit.lab.train.batches import EpochPlan
 from normkit.lab.train.cuda_graph import Capture, Recorded
 from normkit.lab.train.device import scaler
 from normkit.lab.train.evaluate import History
-from normkit.lab.train.optimizer import Rates, load_state, optimizer_of, state_of
+from normkit.lab.train.optimizer import (
+    Rates,
+    group_state,
+    load_group_state,
+    load_state,
+    optimizer_of,
+    state_of,
+)
 from normkit.lab.train.share import BatchShare
 from normkit.models import first_line
 
@@ -53,9 +61,11 @@ class Trainer:
         self.modes = Modes(self.model)
         # compiled beside the model, whose own forward still runs hooks, and keeps its names
         self.forward: nn.Module = torch.compile(self.model) if train.compile else self.model  # type: ignore[assignment]
-        self.optimizer = optimizer_of(self.model, train, device, task.learns)
+        folder = task.setting.code.folder
+        self.optimizer = optimizer_of(self.model, train, device, task.learns, folder)
         self.followers = learning_rate_followers(self.model)
-        self.rates = Rates(self.optimizer, train, plan.steps, self.followers)
+        self.rates = Rates(self.optimizer, train, plan.steps, self.followers, folder)
+        self.average = AveragedWeights(self.model, train.ema) if train.ema else None
         self.history = History(plan.batches, device, task.batch_values)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.scaler = scaler(train.precision, device)
@@ -102,9 +112,11 @@ class Trainer:
         yield from self.model.parameters()
         yield from self.model.buffers()
         for state in state_of(self.optimizer):
-            yield from state.values()
+            yield from (value for value in state.values() if isinstance(value, Tensor))
         yield from (self.history.rows, self.history.next)
         yield from self.task.tensors()
+        if self.average is not None:
+            yield from self.average.tensors()
         if self.train.accumulate > 1:
             yield from (p.grad for p in self.parameters if p.grad is not None)
         if self.scaler is not None:
@@ -191,6 +203,13 @@ class Trainer:
             self.scaler.update()
         for layer in self.followers:
             layer.commit()
+        if self.average is not None:
+            self.average.update()
+
+    @property
+    def judged(self) -> nn.Module:
+        """The model that is evaluated: with averaged weights, where they are asked for."""
+        return self.forward if self.average is None else self.average.model
 
     # ---------------------------------------------------------------- between two steps
 
@@ -213,9 +232,11 @@ class Trainer:
             "model": self.model.state_dict(),
             "counters": dict(self._unsaved()),
             "optimizer": state_of(self.optimizer),
+            "groups": group_state(self.optimizer),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "history": self.history.state_dict(),
             "task": self.task.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -225,10 +246,14 @@ class Trainer:
             for name, buffer in self._unsaved():
                 buffer.copy_(state["counters"][name])
             load_state(self.optimizer, state["optimizer"])
+            if "groups" in state:  # not in checkpoints of earlier releases
+                load_group_state(self.optimizer, state["groups"])
             self.history.load_state_dict(state["history"])
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         self.rates.forget()
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
         if task_state := state.get("task"):
             self.task.load_state_dict(task_state)
 

@@ -24,7 +24,13 @@ from normkit.lab.train.batches import EpochPlan
 from normkit.lab.train.checkpoint import check_state, load_state, state_of
 from normkit.lab.train.cuda_graph import Capture, is_recorded
 from normkit.lab.train.device import Clock, RunDevice, environment
-from normkit.lab.train.evaluate import check_selection, is_evaluated, selected
+from normkit.lab.train.evaluate import (
+    check_selection,
+    is_evaluated,
+    is_out_of_patience,
+    selected,
+)
+from normkit.lab.train.optimizer import is_native
 from normkit.lab.train.share import BatchShare
 from normkit.lab.train.step import Trainer, explained
 from normkit.lab.train.watch import EpochMeasures
@@ -79,6 +85,8 @@ class Training:
         wanted, self.why_direct = is_recorded(self.device, sets.train, self.task)
         if share is not None:
             wanted, self.why_direct = False, "several processes agree on every step"
+        if wanted and not is_native(self.train):
+            wanted, self.why_direct = False, f"{self.train.optimizer} is not the lab's optimizer"
         if isinstance(capture, str):
             capture = self.run_device.capture if wanted else None
         with self.run_device.here():
@@ -96,7 +104,12 @@ class Training:
 
     @property
     def finished(self) -> bool:
-        return bool(self.note) or self.epoch >= self.train.epochs
+        return bool(self.note) or self.epoch >= self.train.epochs or self._stopped()
+
+    def _stopped(self) -> bool:
+        """Whether the validation score has not become better for long enough."""
+        done = [record for record in self.records if record.epoch]
+        return is_out_of_patience(self.train, done, *main_metric(self.task))
 
     def step(self) -> bool:
         """A step of the optimizer, a batch of an evaluation, or the end of an epoch.
@@ -138,11 +151,19 @@ class Training:
                 "side by side": str(self.beside),
                 **({"processes": str(self.train.gpus)} if self.train.gpus > 1 else {}),
             },
-            note=self.note or _left_out(model),
+            note=self.note or " ".join(filter(None, (self._early(), _left_out(model)))),
             classes=self.sets.classes,
             test_samples=len(self.sets.test),
             collapsed=self.task.collapsed(counting),
             pictures=self._pictures(),
+        )
+
+    def _early(self) -> str:
+        if self.epoch >= self.train.epochs or self.note:
+            return ""
+        return (
+            f"Stopped after epoch {self.epoch} of {self.train.epochs}: the validation score had "
+            f"not become better for {self.train.stop_after} epochs."
         )
 
     def _pictures(self) -> tuple[dict[str, str], ...]:
@@ -206,7 +227,7 @@ class Training:
         self.clock.stop()
 
     def _evaluate(self, name: str, evaluation: Evaluation) -> Iterator[bool]:
-        self.trainer.modes.evaluate()
+        self.trainer.modes.evaluate()  # averaged weights are always in eval mode
         random = self.run_device.random
         numbers = random.fresh(stream("evaluation", self.task.seed, self.epoch, name))
         batches = iter(self.task.evaluation_batches(name))
@@ -215,7 +236,7 @@ class Training:
                 batch = next(batches, END)
                 if batch is END:
                     return
-                evaluation.add(self.trainer.forward, batch)
+                evaluation.add(self.trainer.judged, batch)
             yield True
 
     def _end_epoch(self, evaluations: dict[str, Evaluation]) -> None:
