@@ -144,7 +144,7 @@ ITEMS = (
         "a network of MANAS on CIFAR-10",
         "the network was found by architecture search and is not printed: no experiment",
     ),
-    _table("bgn", 5, "adversarial training", "adversarial training: no experiment yet"),
+    _table("bgn", 5, "adversarial training"),
     _table("bgn", 6, "mini-ImageNet", "few-shot learning: no experiment yet"),
     _table("bgn", 7, "Office-31", "domain adaptation: no experiment yet"),
     _figure("bgn", 1, "cells of statistics; curves of table 2", experiment="bgn-table-2"),

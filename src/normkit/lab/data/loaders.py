@@ -116,8 +116,9 @@ class TensorLoader(Loader):
         shift: Tensor,
         augmentation: Augmentation = NO_AUGMENTATION,
         device: torch.device | str = "cpu",
+        white: int = 255,  # the byte that means 1.0
     ) -> None:
-        self.device = torch.device(device)
+        self.device, self.white = torch.device(device), white
         self.augmentation = augmentation
         self.shape: tuple[int, int, int] = (images.shape[1], images.shape[2], images.shape[3])
         images = images.to(self.device)

@@ -167,7 +167,7 @@ def _from_tensors(spec: Data, raw: Raw, device: torch.device | str) -> Sets:
         images, labels = part.images, part.labels
         if indices is not None and indices.numel() < len(labels):
             images, labels = images[indices], labels[indices]
-        return TensorLoader(images, labels, scale, shift, augmentation, device)
+        return TensorLoader(images, labels, scale, shift, augmentation, device, source.white)
 
     train, validation = split(
         source.labels, spec.validation, spec.subset, spec.split_seed, spec.name

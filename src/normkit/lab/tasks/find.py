@@ -10,6 +10,7 @@ from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 from normkit.lab.data import Sets
 from normkit.lab.experiment.records import Setting, TaskSpec
 from normkit.lab.own_code import error_place, find, is_reference, source_place, verify
+from normkit.lab.tasks.adversarial import Adversarial
 from normkit.lab.tasks.base import Task, TaskError
 from normkit.lab.tasks.classification import Classification
 from normkit.lab.tasks.criteria import OwnMetric, criterion_of
@@ -17,6 +18,7 @@ from normkit.lab.tasks.segmentation import Segmentation
 from normkit.lab.tasks.supervised import Supervised
 
 TASKS: dict[str, type[Task]] = {
+    "adversarial": Adversarial,
     "classification": Classification,
     "segmentation": Segmentation,
     "supervised": Supervised,

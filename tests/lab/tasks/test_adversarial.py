@@ -1,0 +1,145 @@
+"""Adversarial training: attacks that stay within ε, and networks that are judged under them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normkit.errors import MissingExtra, NormkitError, OptionError
+from normkit.lab.experiment import Data, Run, Setting
+from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train
+from normkit.lab.formats import ImageFormat
+from normkit.lab.tasks import load_sets, make_task
+from normkit.lab.tasks.adversarial import Adversarial
+from normkit.lab.train import Training
+
+STRONG = {"epsilon": 0.1, "step": 0.05}
+
+
+def setting(**options: object) -> Setting:
+    return Setting(
+        Data("digits", subset=64, normalize="halves"),
+        Model("native:small_cnn"),
+        (ModelStep("norm", "bn"),),
+        Train(epochs=1, batch=32, lr=0.05),
+        task=TaskSpec("adversarial", {**STRONG, "judge_steps": 3, **options}),
+    )
+
+
+def attached(**options: object) -> Adversarial:
+    task = make_task(setting(**options))
+    assert isinstance(task, Adversarial)
+    format = ImageFormat(torch.device("cpu"), "float32", False)
+    task.attach(setting(**options), load_sets(setting()), format, 1)
+    return task
+
+
+def test_one_epoch_is_trained_and_judged() -> None:
+    small = dataclasses.replace(setting(), data=Data("synthetic:1x8x8x3x40"))
+    training = Training(Run(small, 1), load_sets(small))
+    while training.step():
+        pass
+    result = training.result()
+    last = result.epochs[-1]
+    robust, clean = last.test("robust_accuracy"), last.test("accuracy")
+    assert 0 <= robust <= clean <= 1
+    assert result.selected == (1,)
+    assert len(result.pictures) == 3
+    assert result.pictures[0]["caption"].startswith("class ")
+
+
+class Brightness(nn.Module):
+    """Class 1 for bright images: the gradient points from black to white everywhere."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        bright = images.mean((1, 2, 3))
+        return torch.stack([-bright, bright], dim=1)
+
+
+def test_an_attack_goes_as_far_as_it_may_and_stays_an_image() -> None:
+    task = attached()
+    images, _ = next(load_sets(setting()).test.batches(8))
+    darker = task.attack(Brightness(), images, torch.ones(8, dtype=torch.long), steps=4)
+    # halves: pixels from 0 to 1 are −1 to 1, so that ε = 0.1 is 0.2; digits have 16 as white
+    expected = (images - 0.2).clamp(min=-1)
+    assert torch.allclose(darker, expected, atol=1e-6)
+    assert not darker.requires_grad
+
+
+def test_a_single_step_is_on_the_grid_of_its_random_start() -> None:
+    task = attached()
+    images = torch.zeros(4, 1, 8, 8)
+    labels = torch.zeros(4, dtype=torch.long)
+    found = [task.attack(Brightness(), images, labels, steps=1) for _ in range(2)]
+    assert not torch.equal(*found)
+    assert all((each.abs() <= 0.2 + 1e-6).all() for each in found)
+
+
+def test_gradients_of_parameters_are_left_alone_and_modes_come_back() -> None:
+    task = attached()
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(10))
+    images, labels = next(load_sets(setting()).test.batches(8))
+    model(images)
+    means = model[1].running_mean.clone()
+    losses = task.loss(model, (images, labels))
+    assert model[1].training
+    assert all(p.grad is None for p in model.parameters())
+    moved = model[1].running_mean - means
+    # the attack ran in eval mode: the one training forward has moved the mean once
+    assert int(model[1].num_batches_tracked) == 2
+    assert moved.any()
+    assert losses["loss"].requires_grad  # type: ignore[index, call-overload]
+    every = attached(attack_mode="train")
+    every.loss(model, (images, labels))
+    assert int(model[1].num_batches_tracked) == 2 + 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": 0}, r"epsilon is 0, expected a share .* try the task classification"),
+        ({"epsilon": 2}, "epsilon is 2, expected a share"),
+        ({"step": 0.3}, r"step is 0\.3, expected more than 0 and at most"),
+        ({"steps": 0}, "steps is 0, expected 1 or more"),
+        ({"attack_mode": "evaluate"}, "attack_mode is 'evaluate'.*eval"),
+        ({"judge": "autoattack"}, "judge is 'autoattack'"),
+    ],
+)
+def test_an_attack_that_is_none_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make_task(setting(**options))
+
+
+class Rounded(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.zeros(len(images), 10) + images.detach().mean()
+
+
+def test_a_model_without_gradients_is_told_before_training() -> None:
+    with pytest.raises(NormkitError, match="No gradient of the loss reaches the images"):
+        make_task(setting()).try_model(Rounded(), 2, 10, (1, 8, 8))
+
+
+def test_data_without_black_and_white_cannot_be_attacked() -> None:
+    sets = load_sets(setting())
+    other = dataclasses.replace(sets, train=[1, 2])  # type: ignore[arg-type]
+    task = make_task(setting())
+    with pytest.raises(OptionError, match="does not say what black and white are"):
+        task.attach(setting(), other, ImageFormat(torch.device("cpu"), "float32", False), 1)
+
+
+def test_foolbox_attacks_as_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = attached(judge="foolbox", judge_steps=4)
+    images, _ = next(load_sets(setting()).test.batches(4))
+    labels = torch.ones(4, dtype=torch.long)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "foolbox", None)
+        with pytest.raises(MissingExtra, match=r"normkit\[tasks\]"):
+            task.judged(Brightness(), images, labels)
+    pytest.importorskip("foolbox")
+    darker = task.judged(Brightness(), images, labels)
+    assert torch.allclose(darker, (images - 0.2).clamp(min=-1), atol=1e-5)
