@@ -12,7 +12,7 @@ from normkit.lab.experiment.checks import check_models
 from normkit.lab.experiment.reading import parse
 
 PAGE = Path(__file__).parents[3] / "docs" / "experiments.md"
-(TEXT,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+TEXT = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
 @pytest.mark.parametrize("scale", ["quick", "long"])

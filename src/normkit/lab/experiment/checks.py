@@ -32,6 +32,7 @@ from normkit.lab.experiment.records import (
     Variant,
     Watch,
 )
+from normkit.lab.experiment.rules import NATIVE_OPTIMIZERS
 from normkit.lab.models.variant import build_variant, learning_rate_followers
 from normkit.lab.own_code import error_place
 from normkit.lab.tasks import Task, load_sets, make_task, sets_key
@@ -47,6 +48,11 @@ Shape = tuple[int, ...]  # channels, height, width
 
 FEW_IMAGES = 4  # that a model is tried with; workers with more are not worth the time
 LARGE_SIDE = 64  # of images of which two have to be enough
+# what a step is tried with, beside the model
+CHOSEN = (
+    "loss", "loss_options", "optimizer", "optimizer_options", "schedule", "schedule_options",
+    "rates",
+)  # fmt: skip
 # of two settings that differ in these, a norm is not what makes the difference
 SAME_GROUND = (("data", "name"), ("data", "train"), ("data", "subset"), ("model", "name"))
 
@@ -169,8 +175,10 @@ def _data_only(setting: Setting) -> Setting:
         fingerprint=spec.fingerprint,
         size=spec.size,
         options=spec.options,
+        augment=spec.augment,
     )
-    return Setting(data=images, task=setting.task, code=setting.code)
+    loss = Train(loss=setting.train.loss, loss_options=setting.train.loss_options)
+    return Setting(data=images, task=setting.task, train=loss, code=setting.code)
 
 
 def _distinct_models(experiment: Experiment) -> Iterable[Variant]:
@@ -187,7 +195,8 @@ def _distinct_models(experiment: Experiment) -> Iterable[Variant]:
         if not (links or any(map(_depends_on_batch, setting.steps))):
             samples = min(samples, _few(shape))
         worker = None if setting.train.worker_batch is None else samples
-        train = Train(batch=samples, worker_batch=worker)
+        chosen = {k: getattr(setting.train, k) for k in CHOSEN}
+        train = Train(batch=samples, worker_batch=worker, **chosen)
         last = last_batch(setting, count)
         end = f"{last.batch}" if links else f"{last.sharing == 1}"
         same = Run(replace(only, model=setting.model, steps=setting.steps, train=train), 0)
@@ -282,7 +291,7 @@ def try_model(setting: Setting) -> None:
     norms = [module for module in model.modules() if isinstance(module, Normalizer)]
     multiple = max((norm.batch_multiple for norm in norms), default=1)
     samples = max(multiple, min(_sharing_statistics(setting.train), _few(shape)))
-    if setting.code.hashes or setting.train.loss or setting.task.metrics:
+    if has_choices(setting):
         try_step(setting)
     for training in (True, False):
         _run(task, model.train(training), samples, classes, shape)
@@ -295,6 +304,14 @@ def try_model(setting: Setting) -> None:
             _run(task, model.train(), size, classes, shape)
         except NormkitError as error:
             raise OptionError(f"{last}: {error} Try train.drop_last = true.") from error
+
+
+def has_choices(setting: Setting) -> bool:
+    """Whether parts of training are the author's own, or chosen by a name that only says where."""
+    train = setting.train
+    chosen = (train.loss, train.rates, setting.task.metrics, setting.code.hashes)
+    lab = train.optimizer in NATIVE_OPTIMIZERS and ":" not in train.schedule
+    return any(chosen) or not lab or train.schedule == "one_cycle"
 
 
 def try_step(setting: Setting) -> None:
