@@ -15,7 +15,7 @@ demo: $(READY) ## compare five normalizers on small images, with a report (under
 	$(BIN)/normkit demo
 
 test: $(READY) ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -77,6 +77,17 @@ def inputs(
 
 
 @contextmanager
+def noted(*case: object) -> Iterator[None]:
+    """Says which of many cases in one test has failed; thousands of tests would cost more time to
+    be listed and reported than to be run."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"Case: {', '.join(label(part) for part in case)}")
+        raise
+
+
+@contextmanager
 def same_buffers(layer: nn.Module) -> Iterator[None]:
     """Restores the buffers afterwards: numerical gradients need one function, not a moving one."""
     kept = {key: buffer.clone() for key, buffer in layer.named_buffers()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import random
@@ -65,6 +66,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and there is none"))
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected, a million objects, stays to the end: whoever asks for
+    garbage or for all objects (torch's compiler at every graph, conversion for optimizers) need
+    not look through it again, half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
-from cases import CHANNELS, every, label
+from cases import CHANNELS, every, label, noted
 from cases import build as built
 from normkit import catalog
 from normkit.conversion import plan_conversion, plan_fuse
@@ -109,20 +109,31 @@ def is_one_to_one(case: Case) -> bool:
 
 
 # from every source to every target; and, where the options of either choose other code, with them
-PAIRS: list[tuple[str | Case, Case]] = [
+PAIRS: list[tuple[str | Case, list[Case]]] = [
     *(
-        (source, (target, OPTIONS.get(target, {})))
+        (source, [(target, OPTIONS.get(target, {})) for target in TARGETS])
         for source in [*FOREIGN, *((name, {}) for name in catalog.names("activation"))]
-        for target in TARGETS
     ),
-    *((case, ("bn", {})) for case in every() if case[1]),
-    *(("BatchNorm2d", case) for case in every() if case[1] and is_one_to_one(case)),
+    *((case, [("bn", {})]) for case in every() if case[1]),
+    *(("BatchNorm2d", [case]) for case in every() if case[1] and is_one_to_one(case)),
 ]
 
 
-@pytest.mark.parametrize(("source", "target"), PAIRS, ids=label)
-def test_what_a_plan_says_is_carried_is_carried(source: str | Case, target: Case) -> None:
+def label_of(part: object) -> str:
+    if isinstance(part, list):
+        return label(part[0]) if len(part) == 1 else "every target"
+    return label(part)
+
+
+@pytest.mark.parametrize(("source", "targets"), PAIRS, ids=label_of)
+def test_what_a_plan_says_is_carried_is_carried(source: str | Case, targets: list[Case]) -> None:
     """Into the target and out again to torch: what was carried must come out as it went in."""
+    for target in targets:
+        with noted(target):
+            check_what_is_carried(source, target)
+
+
+def check_what_is_carried(source: str | Case, target: Case) -> None:
     torch.manual_seed(0)
     norm = source_of(source)
     plan = plan_conversion(model_of(norm), target[0], example=False, **target[1])

@@ -141,9 +141,17 @@ def test_a_transform_looks_into_it(ran):
     ]
 
 
-@pytest.mark.parametrize("backend", ["auto", "triton"])
-@pytest.mark.parametrize("name", nk.names("activation"))
-def test_graphs(name, backend):
+# the activation may change which operator it is; that of "auto" without a GPU is an expression
+# for every layer, so that each gets one of the two there
+GRAPHS = [
+    pytest.param(name, backend, acts, id=f"{name}-{backend}")
+    for i, name in enumerate(nk.names("activation"))
+    for backend, acts in (("auto", (("none", "relu")[i % 2],)), ("triton", ("none", "relu")))
+]
+
+
+@pytest.mark.parametrize(("name", "backend", "acts"), GRAPHS)
+def test_graphs(name, backend, acts):
     """torch.compile gets the operators that why() names, and no others."""
     layer = build((name, {}), torch.float32).to(DEVICE)
     x = inputs(4, (4, 4), "contiguous", torch.float32).to(DEVICE)
@@ -154,7 +162,7 @@ def test_graphs(name, backend):
         return module.forward
 
     torch._dynamo.reset()
-    for act in ("none", "relu"):
+    for act in acts if DEVICE == "cpu" else ("none", "relu"):
         graphs.clear()
         whole = nk.NormAct(layer, act)
         with nk.use_backend(backend):

@@ -35,13 +35,14 @@ def test_it_says_what_it_asks_where_that_comes_from_and_what_differs(
     experiment: Experiment,
 ) -> None:
     assert experiment.question.endswith("?")
-    assert experiment.title
+    assert experiment.title != experiment.name
     assert experiment.source
-    assert experiment.difference
+    assert len(experiment.difference) > 20
 
 
 def test_its_runs_are_all_different(experiment: Experiment) -> None:
     runs = experiment.runs()
+    assert runs
     assert len({run.id for run in runs}) == len(runs)
     # what is compared is never the same thing twice
     for cell in experiment.cells():
@@ -94,6 +95,17 @@ def test_tables_with_top_5_bring_it(name: str) -> None:
     better = 1 if metric == "top5_accuracy" else -1
     known = {(each.variant, each.cell): each.value for each in one}
     assert all(better * (each.value - known[each.variant, each.cell]) > 0 for each in five)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_small_scales_take_small_data(file: Path) -> None:
+    """What runs in minutes or hours must not ask for a data set that few people have."""
+    small = {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "camvid"}
+    for scale in set(scales(file)) - {"paper"}:
+        names = {variant.setting.data.name for variant in read(file, scale).variants}
+        assert names <= small
+        if scale == "desk":
+            assert not any(name.startswith("cifar") for name in names)
 
 
 DESKS = [file for file, scale in CASES if scale == "desk"]
