@@ -76,6 +76,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries would find, when the process ends, that it has leaked
+
+
 @pytest.fixture(autouse=True)
 def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
     """Random numbers that depend on the test's name alone, not on which tests ran before it."""
