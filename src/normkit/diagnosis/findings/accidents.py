@@ -36,7 +36,7 @@ RESIZED = Kind(
     "Images have another size than in training",
     "Edges are as many times wider as images are larger, so that statistics after convolutions "
     "change with the size, and those that were kept do not fit.",
-    "Touvron et al. 2019, Fixing the train-test resolution discrepancy",
+    "Touvron et al. 2019, Fixing the train-test resolution discrepancy, section 3.2",
     brings=(*MISFITS, "wrong-input-scaling"),
 )
 DOMAINS = Kind(
@@ -44,7 +44,8 @@ DOMAINS = Kind(
     "Training batches come from two domains, which share their statistics",
     "In training each batch is normalized by its own domain; running statistics are a mixture that "
     "fits none of them, so that the model is worse on both in eval mode.",
-    "Chang et al. 2019, Domain-specific batch normalization; Xie et al. 2020 (AdvProp)",
+    "Chang et al. 2019, Domain-specific batch normalization for unsupervised domain adaptation; "
+    "Xie et al. 2020 (AdvProp)",
     brings=(*MISFITS, "tiny-batch", "unshuffled-batches"),
 )
 FUSED_TWICE = Kind(
@@ -52,7 +53,7 @@ FUSED_TWICE = Kind(
     "Norms are applied that the weights contain already",
     "What comes in has the scale γ that the norm would give it: the norm was fused into the "
     "weights before, and then kept, or loaded again. In eval mode it is applied twice.",
-    "Jacob et al. 2018, section 3.2",
+    "Jacob et al. 2018, Quantization and training of neural networks, section 3.2: folding",
     spoils=True,
 )
 TOO_FAST = Kind(
@@ -60,7 +61,8 @@ TOO_FAST = Kind(
     "Weights have grown as with a learning rate that is far too high",
     "A norm behind weights hides their size, so that nothing overflows: each step makes them "
     "larger and turns them at random. Channels die and scales explode on the way.",
-    "van Laarhoven 2017; Arora et al. 2019 (auto rate-tuning)",
+    "van Laarhoven 2017, L2 regularization versus batch and weight normalization; "
+    "Arora et al. 2019 (auto rate-tuning)",
     brings=(
         *MISFITS,
         "poisoned-statistics",
