@@ -75,7 +75,8 @@ def _report(name: str, task: Task, steps: int) -> None:
     start = time.process_time()
     early = train(task, steps)
     kind = type(task.model).__name__
-    print(f"{name}: {kind}, {steps} steps, {time.process_time() - start:.0f} s of CPU time")
+    spent = time.process_time() - start
+    print(f"{name}: {kind}, {steps} steps, {spent:.0f} s of CPU time", flush=True)
     own = {key: value.clone() for key, value in task.model.state_dict().items()}
     _diagnose("as trained", task, steps)
     task.model.load_state_dict({**own, **early})
@@ -99,7 +100,7 @@ def _diagnose(what: str, task: Task, steps: int | None) -> None:
     print(f"  {what}: {', '.join(alarms) or 'no alarm'}")
     gap = nk.attribute_gap(task.model, task.test, task.loss, forward=task.forward)
     for line in str(gap).splitlines()[:3]:
-        print(f"    {line.strip()}")
+        print(f"    {line.strip()}", flush=True)
 
 
 def train(task: Task, steps: int) -> dict[str, Tensor]:
@@ -265,7 +266,12 @@ def _streets(file: zipfile.ZipFile, part: str, count: int) -> list[tuple[Tensor,
 def _pixels(file: zipfile.ZipFile, name: str) -> tuple[Tensor, Tensor]:
     """A street at half its size and the class of each pixel; −100 where there is none."""
     folder, _, image = name.rpartition("/")
-    classes = _image(file, f"{folder}annot/{image.replace('.webp', '.png')}")[0, ::2, ::2].long()
+    labels = file.read(f"{folder}annot/{image.replace('.webp', '.png')}")
+    # numbers in a palette of 4 bits, which torchvision's decode_image gets wrong
+    plain = require("PIL.Image", "lab", "Reading classes").open(io.BytesIO(labels))
+    numbers = bytearray(plain.convert("P").tobytes())
+    classes = torch.frombuffer(numbers, dtype=torch.uint8).reshape(plain.size[::-1])
+    classes = classes[::2, ::2].long()
     x = F.avg_pool2d(_image(file, name)[:3].float() / 255, 2)
     return (x - 0.45) / 0.25, classes.masked_fill(classes == 11, -100)
 
