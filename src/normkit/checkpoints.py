@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,20 @@ def _as_in(own: Iterable[str], given: dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip((rest for _, _, rest in parts), given.values(), strict=True))
 
 
-def load(model: nn.Module, path: Path) -> None:
-    """Give a model the weights of a file; if they do not fit it, an error and no change."""
+def load(model: nn.Module, path: Path, fresh: Iterable[str] = ()) -> None:
+    """Give a model the weights of a file; if they do not fit it, an error and no change.
+
+    ``fresh`` are patterns of names, such as "fc.*", that keep what the model has.
+    """
+    patterns = list(fresh)
     own = model.state_dict()
     given = _as_in(own, read(path))
+    if patterns:
+        kept = {k for k in (*own, *given) if any(fnmatchcase(k, each) for each in patterns)}
+        if unused := [p for p in patterns if not any(fnmatchcase(k, p) for k in own)]:
+            raise OptionError(f"No tensor of the model has a name like {unused[0]!r}.")
+        own = {k: v for k, v in own.items() if k not in kept}
+        given = {k: v for k, v in given.items() if k not in kept}
     # old files have no counters of batches, and torch does not miss them
     missing = [k for k in own if k not in given and not k.endswith("num_batches_tracked")]
     shapes = [

@@ -66,6 +66,8 @@ def find(reference: str, folder: str = "") -> Any:
 
 def source_hash(reference: str, folder: str = "") -> str:
     """Of the source that a reference leads to; "" where that is installed, or not there."""
+    if not is_reference(reference):
+        return content_hash(reference, folder)
     path = source_file(reference.rpartition(":")[0], folder)
     if path is None:
         return ""
@@ -76,14 +78,31 @@ def source_hash(reference: str, folder: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
+def content_hash(name: str, folder: str = "") -> str:
+    """Of a file of data, such as trained weights; "" if it is not there."""
+    path = data_file(name, folder)
+    return "" if path is None else _content_hash(path, path.stat().st_mtime_ns, path.stat().st_size)
+
+
+@cache
+def _content_hash(path: Path, changed: int, size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def data_file(name: str, folder: str = "") -> Path | None:
+    """A file beside the experiment's file or in the working directory."""
+    return next((root / name for root in _roots(folder) if (root / name).is_file()), None)
+
+
 def verify(hashes: Any, folder: str) -> None:
     """Refuse to run files that are no longer what the run's id was made of."""
     for reference, expected in hashes.items():
         if source_hash(reference, folder) != expected:
+            file = reference.rpartition(":")[0] or reference
             raise OptionError(
-                f"{reference.rpartition(':')[0]} has changed since this sweep began, or is another "
-                "file here. Start the sweep again: what was trained before the change stays as it "
-                "is."
+                f"{file} has changed since this sweep began, or is another file here. Start the "
+                "sweep again: what was trained before the change stays as it is."
             )
 
 

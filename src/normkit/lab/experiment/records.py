@@ -57,6 +57,8 @@ class Model:
     name: str = "native:small_cnn"  # native:, timm:, torchvision:, package.module:callable
     stem: str = "own"  # or "cifar": 3×3, stride 1, no pooling
     options: Options = field(default_factory=dict)  # of its constructor
+    weights: str | None = None  # a file of trained weights to start from, known by its content
+    fresh: tuple[str, ...] = ()  # of these the parameters that start anew all the same: "fc.*"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from normkit.lab.experiment.steps import (
     option_value,
     steps_of,
 )
-from normkit.lab.own_code import is_reference, source_hash
+from normkit.lab.own_code import data_file, is_reference, source_hash
 from normkit.lab.tasks.sets import is_own
 from normkit.lab.train.watch import MEASURES
 
@@ -125,13 +125,19 @@ def variants_of(
             if all(value in draft.only.get(axis, (value,)) for axis, value in cell):
                 setting, blame = _setting(draft, base, axes, changes, cell)
                 setting = with_own_code(setting, folder)
-                for key, fault in _faults(setting):
+                for key, fault in _faults(setting, folder):
                     problems.add(blame.get(key, tuple(key.split("."))), fault)
                 yield Variant(draft.name, setting, cell)
 
 
-def _faults(setting: Setting) -> Iterator[rules.Fault]:
+def _faults(setting: Setting, folder: str) -> Iterator[rules.Fault]:
     yield from rules.faults(setting)
+    weights = setting.model.weights
+    if weights is not None and data_file(weights, folder) is None:
+        where = folder or "the working directory"
+        yield "model.weights", f"is {weights!r}, and there is no such file in {where}."
+    if setting.model.fresh and weights is None:
+        yield "model.fresh", "belongs to model.weights: without them everything starts anew."
     for measure in setting.watch.measures:
         if measure not in MEASURES:
             yield "watch.measures", f"has {measure!r}. {nearest(measure, MEASURES)}"
@@ -182,6 +188,8 @@ def with_own_code(setting: Setting, folder: str) -> Setting:
     names += [setting.train.optimizer, setting.train.schedule]
     names += [str(table.get("use", "")) for table in tables]
     hashes = {name: source_hash(name, folder) for name in names if is_reference(name)}
+    if setting.model.weights is not None:
+        hashes[setting.model.weights] = source_hash(setting.model.weights, folder)
     hashes = {name: digest for name, digest in hashes.items() if digest}
     return replace(setting, code=OwnCode(folder, hashes)) if hashes else setting
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from normkit import plan_conversion, standardize, survey
+from normkit import checkpoints, plan_conversion, standardize, survey
 from normkit.catalog import ENTRIES
 from normkit.conversion import Plan
 from normkit.conversion.recipes import RECIPES
@@ -22,6 +22,7 @@ from normkit.inspection import Site
 from normkit.lab.experiment import ModelStep, Setting, Train
 from normkit.lab.experiment.steps import KINDS
 from normkit.lab.models.build import build
+from normkit.lab.own_code import data_file
 from normkit.layers.base import Normalizer
 
 TORCH_DEFAULTS = {"eps": 1e-5, "momentum": 0.1}  # of its batch norms
@@ -62,13 +63,29 @@ def build_variant(
             model = build(setting.model, classes, shape, folder=setting.code.folder)
         else:
             model = task.network(setting, classes, shape)
+        trained = load_weights(model, setting)
         for step in setting.steps:
             example = torch.randn(2, *shape) if task is None else task.example(shape, 2)
             with _seeded(_derived(seed, step.kind, step.name)):
-                _apply(model, step, setting.train, example, seed)
+                _apply(model, step, setting.train, example, seed, trained)
         if setting.train.worker_batch is not None:
             set_worker_batch(model, setting.train.worker_batch)
     return model.train()
+
+
+def load_weights(model: nn.Module, setting: Setting) -> bool:
+    """Give a network the weights of model.weights; False where there are none.
+
+    Converted layers then carry what the old ones have learned, as ``convert`` does it.
+    """
+    spec = setting.model
+    if spec.weights is None:
+        return False
+    path = data_file(spec.weights, setting.code.folder)
+    if path is None:
+        raise OptionError(f"model.weights: there is no file {spec.weights}.")
+    checkpoints.load(model, path, fresh=spec.fresh)
+    return True
 
 
 def learning_rate_followers(model: nn.Module) -> list[Normalizer]:
@@ -88,14 +105,17 @@ def normalizes_input(site: Site) -> bool:
     return isinstance(card, Card) and card.normalizes_input
 
 
-def _apply(model: nn.Module, step: ModelStep, train: Train, example: Any, seed: int) -> None:
+def _apply(
+    model: nn.Module, step: ModelStep, train: Train, example: Any, seed: int, trained: bool = False
+) -> None:
     if step.kind == "norm":
-        _convert(model, step, seed)
+        _convert(model, step, seed, trained)
     elif step.kind == "recipe":
         if step.name not in RECIPES:
             raise UnknownName(f"There is no recipe {step.name!r}. {nearest(step.name, RECIPES)}")
         recipe = RECIPES[step.name]
-        further = recipe.untrained(step.options, train.worker_batch or train.batch)
+        batch = train.worker_batch or train.batch
+        further = {} if trained else recipe.untrained(step.options, batch)
         options = {**further, **step.options}
         recipe.plan(model, where=step.where, example=example, **options).apply(example=False)
     elif step.kind == "weights":
@@ -106,7 +126,7 @@ def _apply(model: nn.Module, step: ModelStep, train: Train, example: Any, seed: 
         raise OptionError(f"unknown kind of step {step.kind!r}. {nearest(step.kind, KINDS)}")
 
 
-def _convert(model: nn.Module, step: ModelStep, seed: int) -> None:
+def _convert(model: nn.Module, step: ModelStep, seed: int, trained: bool) -> None:
     where: Any = step.where
     if where is None and any(map(normalizes_input, survey(model))):
 
@@ -125,7 +145,8 @@ def _convert(model: nn.Module, step: ModelStep, seed: int) -> None:
         reason = next((s.reason for s in plan.steps), "it has no norms")
         raise NothingToDo(f"No norm of the model can become {step.name}: {reason}.")
     plan.apply(example=False)
-    _start_fresh(model, plan, sites, step.options, seed)
+    if not trained:
+        _start_fresh(model, plan, sites, step.options, seed)
 
 
 def _start_fresh(
