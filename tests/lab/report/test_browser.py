@@ -92,6 +92,10 @@ def test_every_chart_is_drawn(opened: Browser) -> None:
     assert all(panels and all(count > 0 for count in panels) for panels in counts.values())
     assert len(counts["curves"]) == 2  # a panel for each cell
     assert counts["paired"] == [12, 12]  # four variants: interval, dots and mean
+    dots = opened.evaluate(
+        "document.querySelector('[data-figure=paired] .chart').data.map(trace => trace.y)"
+    )[1]
+    assert len(set(dots)) == len(dots) > 2, "dots of different seeds do not hide each other"
 
 
 def test_a_chart_says_what_it_is_to_those_who_cannot_see_it(opened: Browser) -> None:

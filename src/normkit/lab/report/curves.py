@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,9 +26,10 @@ from normkit.lab.results import Epoch, Result
 from normkit.reporting.text import is_finite, listed
 
 EpochValue = Callable[[Epoch], float | None]
-POINTS = 20_000  # of all curves of a page: it has to stay small
-FEWEST, MOST = 15, 200  # of one curve
+POINTS = 14_000  # of all curves of a page: it has to stay small
+FEWEST, MOST = 8, 200  # of one curve
 FEW_EPOCHS = 6  # up to which each has its tick
+FAR = 2  # times the usual height of a band, from which on one is cut
 LOST_SHOWN = 3  # runs of a variant that diverged or collapsed, and are drawn
 TICKS = 8  # at most, on an axis of whole numbers
 DEPTH = "norm, in the order of the forward pass"
@@ -156,14 +158,18 @@ def _panel(board: Scoreboard, cell: Cell, quantity: Quantity, most: int) -> Pane
     y: dict[str, Any] = axis(quantity.title.removesuffix(", over time"))
     if quantity.logarithmic:
         y["type"] = "log"
-    if bounds := _fitting_range(marks, quantity.logarithmic):
-        y["range"] = bounds
+    fit = _fit(marks, quantity.logarithmic)
+    if fit:
+        y["range"] = fit["range"]
+        if quantity.title.partition(",")[0].endswith("(%)"):
+            y["range"] = [max(fit["range"][0], -1.0), min(fit["range"][1], 101.0)]
     x = axis("seconds of training") if quantity.timed else _epochs_axis(marks)
     layout = {
         "xaxis": {**x, "rangemode": "tozero"},
         "yaxis": y,
         "height": HEIGHT,
         "hovermode": "closest" if quantity.timed else "x unified",
+        **({"begin": fit["begin"]} if fit else {}),
     }
     return Panel(cell_words(cell), tuple(marks), layout, "" if quantity.logarithmic else ".2f")
 
@@ -215,31 +221,64 @@ def _over_seeds(results: Sequence[Result], of: EpochValue, most: int) -> list[Cu
     return points
 
 
-def _fitting_range(marks: Sequence[Mark], logarithmic: bool) -> list[float] | None:
-    """Bounds of the y axis; None where plotly fits it better.
+def _fit(marks: Sequence[Mark], logarithmic: bool, *, whole: bool = False) -> dict[str, Any]:
+    """Bounds of the y axis, and where on x the values begin that fit it; {}: plotly fits it better.
 
-    The first quarter would make the rest look flat, and so would a run that diverged or collapsed.
+    The first quarter would make the rest look flat, unless the ``whole`` curve is the point; and so
+    would a run that diverged or collapsed, or the band of a seed that is far from all others.
     charts.js does the same for the variants that are shown.
     """
     lines = [each for each in marks if each["k"] == "line"]
     lost = bool(lines) and len(lines) < len(marks)
-    long = not logarithmic and any(len(each["x"]) >= 8 for each in marks)
-    if not (lost or long):
-        return None
-    values: list[float] = []
+    long = not (logarithmic or whole) and any(len(each["x"]) >= 8 for each in marks)
     begin = max(max(each["x"]) for each in marks) / 4 if long else 0
-    for each in lines or marks:
-        spread = each.get("s") or [0.0] * len(each["x"])
-        for x, y, std in zip(each["x"], each["y"], spread, strict=True):
-            if x >= begin:
-                values += [y - std, y + std]
-    if logarithmic:
-        values = [math.log10(value) for value in values if value > 0]
-    if not values:
-        return None
-    low, high = min(values), max(values)
+    reaches = [_reach(each, begin, logarithmic) for each in lines or marks]
+    reaches = [each for each in reaches if each.means]
+    if not reaches:
+        return {}
+    bounds, whole_bands = bounds_of(reaches), bounds_of(reaches, far=math.inf)
+    if not (lost or long or bounds != whole_bands):
+        return {}
+    low, high = bounds
     room = 0.05 * (high - low) or 1.0
-    return [round(low - room, 4), round(high + room, 4)]
+    return {"range": [round(low - room, 4), round(high + room, 4)], "begin": begin}
+
+
+class Reach(NamedTuple):
+    """Where a curve is, and where its band is."""
+
+    means: list[float]
+    lows: list[float]
+    highs: list[float]
+
+
+def _reach(line: Mark, begin: float, logarithmic: bool) -> Reach:
+    """From a place on; of an axis of powers, the exponents."""
+    spread = line.get("s") or [0.0] * len(line["x"])
+    points = [
+        (y, y - std, y + std)
+        for x, y, std in zip(line["x"], line["y"], spread, strict=True)
+        if x >= begin
+    ]
+    columns = zip(*points, strict=True) if points else ([], [], [])
+    if not logarithmic:
+        return Reach(*map(list, columns))
+    return Reach(*([math.log10(v) for v in column if v > 0] for column in columns))
+
+
+def bounds_of(reaches: Sequence[Reach], far: float = FAR) -> tuple[float, float]:
+    """Room for all curves, and for their bands unless one of these is far higher than usual.
+
+    >>> usual = Reach([90.0, 95.0], [89.0, 94.0], [91.0, 96.0])
+    >>> bounds_of([usual, usual, Reach([80.0, 84.0], [50.0, 60.0], [110.0, 108.0])])
+    (72.5, 102.5)
+    """
+    low = min(min(each.means) for each in reaches)
+    high = max(max(each.means) for each in reaches)
+    heights = [max(each.highs, default=0.0) - max(each.means) for each in reaches]
+    room = max((high - low) / 2, far * statistics.median(heights))
+    bands = [value for each in reaches for value in (*each.lows, *each.highs)]
+    return max(min([low, *bands]), low - room), min(max([high, *bands]), high + room)
 
 
 def watched_measures(board: Scoreboard) -> list[Figure]:
@@ -264,9 +303,10 @@ def _watched(board: Scoreboard, name: str, deep: bool, most: int) -> Figure:
 
     def panel(cell: Cell, marks: Sequence[Mark], x: dict[str, Any]) -> Panel:
         y = axis(shown.title, rangemode="tozero")
-        if any(each["k"] != "line" for each in marks) and (fit := _fitting_range(marks, False)):
-            y["range"] = [min(0.0, fit[0]), fit[1]]
         layout = {"xaxis": x, "yaxis": y, "height": HEIGHT, "hovermode": "x unified"}
+        if marks and (fit := _fit(marks, False, whole=True)):
+            y["range"] = [min(0.0, fit["range"][0]), fit["range"][1]]
+            layout["begin"] = 0
         return Panel(cell_words(cell), tuple(marks), layout)
 
     views = []

@@ -17,6 +17,7 @@ from typing import Any
 Mark = dict[str, Any]
 HEIGHT = 320  # pixels
 SIGNIFICANT = 5  # digits of the numbers in a page
+SPREAD_DIGITS = 3  # of deviations, which nobody reads to more
 COLOURS = 8  # besides the grey of the baseline; style.css has them, for light and dark
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "star", "x")
@@ -113,7 +114,7 @@ def mark(
     """Values of a variant: a line with a band, points with bars, …; charts.js has the kinds."""
     values = {"k": kind, "v": style.index, "x": short_numbers(x), "y": short_numbers(y), **more}
     if std is not None and any(std):
-        values["s"] = short_numbers([each or 0.0 for each in std])
+        values["s"] = [short_number(each or 0.0, SPREAD_DIGITS) for each in std]
     return values
 
 
@@ -121,12 +122,12 @@ def short_numbers(values: Sequence[Any]) -> list[Any]:
     return [short_number(value) for value in values]
 
 
-def short_number(value: Any) -> Any:
+def short_number(value: Any, digits: int = SIGNIFICANT) -> Any:
     """A number short enough for a page; what is not finite is a gap."""
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
-        short = float(f"{value:.{SIGNIFICANT}g}")
+        short = float(f"{value:.{digits}g}")
         return int(short) if short.is_integer() and abs(short) < 1e15 else short
     return plotly_text(value) if isinstance(value, str) else value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from normkit.reporting.charts import forest_scale
 from normkit.reporting.text import is_finite
 
 ROW, FRAME = 34, 96  # pixels for each variant, and for what is around them
-SPREAD = 0.26  # how far the dots of the first and the last seed lie from the middle of a row
+DETAILED = 3000  # seeds of all variants, up to which each dot says both of its scores
 WIDE = 8  # largest over smallest value, from which on an axis is logarithmic
 
 
@@ -34,10 +35,11 @@ def paired_differences(board: Scoreboard, comparisons: Sequence[Comparison]) -> 
     """Differences from the baseline, seed by seed, with their intervals."""
     metric = board.metric
     panels = []
+    detailed = sum(c.pairs for c in comparisons) <= DETAILED
     for cell in board.cells:
         # plotly counts upwards, readers downwards
         rows = [c for c in reversed(ranked(comparisons)) if c.pairs and c.cell == cell]
-        marks = [_pairs(board, c, row) for row, c in enumerate(rows)]
+        marks = [_pairs(board, c, row, detailed) for row, c in enumerate(rows)]
         layout = _pairs_layout(marks, rows, board)
         panels.append(Panel(cell_words(cell), tuple(marks), layout, f"+.{metric.digits}f"))
     unit = "percentage points" if metric.percent else metric.words
@@ -52,26 +54,23 @@ def paired_differences(board: Scoreboard, comparisons: Sequence[Comparison]) -> 
     )
 
 
-def _pairs(board: Scoreboard, c: Comparison, row: int) -> Mark:
+def _pairs(board: Scoreboard, c: Comparison, row: int, detailed: bool) -> Mark:
     metric = board.metric
     scores, base = board.get(c.variant, c.cell), board.baseline(c.cell)
     differences = {} if scores is None else board.differences(scores)
-    count = len(differences)
-    step = 2 * SPREAD / max(count - 1, 1)
-    heights = [round(row + (SPREAD - i * step if count > 1 else 0.0), 3) for i in range(count)]
     both = [
         [seed, *short_numbers([metric.scaled(s.by_seed[seed]) for s in (scores, base)])]
         for seed in differences
-        if scores is not None and base is not None
+        if detailed and scores is not None and base is not None
     ]
     bounded = is_finite(c.low) and is_finite(c.high)
     return mark(
         "pairs",
         board.styles[c.variant],
         [metric.scaled(value) for value in differences.values()],
-        heights,
+        [],  # charts.js spreads the dots over the row
         row=row,
-        both=both,
+        **({"both": both} if detailed else {}),
         mean=short_number(metric.scaled(c.difference)),
         ends=short_numbers([metric.scaled(c.low), metric.scaled(c.high)] if bounded else []),
     )
@@ -179,6 +178,19 @@ def _published(
     return [mark("published", style, *map(list, zip(*pairs, strict=True)))] if pairs else []
 
 
+def _with_room(marks: Sequence[Mark], layout: dict[str, Any]) -> dict[str, Any]:
+    """The axis fits all points, and the bars unless one of them is far longer than the others."""
+    bars = [each.get("s", [0.0])[0] for each in marks]
+    if len(marks) < 3:
+        return layout
+    means = [each["y"][0] for each in marks]
+    room = max((max(means) - min(means)) / 2, 2 * statistics.median(bars))
+    if max(bars) <= 2 * room:
+        return layout
+    bounds = short_numbers([min(means) - 1.1 * room, max(means) + 1.1 * room])
+    return {**layout, "yaxis": {**layout["yaxis"], "range": bounds}}
+
+
 def time_trade_off(board: Scoreboard) -> Figure:
     """What a variant's score costs in training time."""
     metric = board.metric
@@ -197,7 +209,9 @@ def time_trade_off(board: Scoreboard) -> Figure:
                 mean, std = [metric.scaled(scores.mean)], [metric.scaled(scores.std or 0.0)]
                 style, seeds = board.styles[scores.variant.name], [len(scores.by_seed)]
                 marks.append(mark("dot", style, [seconds], mean, std, n=seeds))
-        panels.append(Panel(cell_words(cell), tuple(marks), layout, f".{metric.digits}f"))
+        panels.append(
+            Panel(cell_words(cell), tuple(marks), _with_room(marks, layout), f".{metric.digits}f")
+        )
     better = "Up" if board.experiment.higher_is_better else "Down"
     return Figure(
         "trade",

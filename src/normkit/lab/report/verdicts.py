@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from normkit.core.messages import counted
@@ -24,6 +24,8 @@ from normkit.reporting.charts import ForestRow, forest_row, forest_scale
 from normkit.reporting.text import is_finite, rough
 
 BASELINE = "baseline"
+NAMED = 12  # seeds whose differences a picture says one by one
+DOTS = 3000  # of all pictures of a table; with more of them, only the chart below has dots
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "not shown": "?", "unstable": "!"}
 SYMBOLS |= {"diverged": "✕", "collapsed": "✕"}
 
@@ -71,6 +73,7 @@ def verdict_rows(board: Scoreboard, comparisons: Sequence[Comparison]) -> list[V
         (c.low, c.high, c.difference, *differences.get((c.variant, c.cell), {}).values())
         for c in comparisons
     )
+    crowded = sum(map(len, differences.values())) > DOTS
     rows = []
     for cell in board.cells:
         grid_values = board.grid_values(cell)
@@ -82,20 +85,28 @@ def verdict_rows(board: Scoreboard, comparisons: Sequence[Comparison]) -> list[V
             if scores is None:
                 continue
             by_seed = differences[c.variant, cell]
-            seeds = (
-                f"seed {seed}: {board.metric.plain(v, sign=True)}" for seed, v in by_seed.items()
-            )
             forest = forest_row(
-                list(by_seed.values()),
+                [] if crowded else list(by_seed.values()),
                 c.difference,
                 (c.low, c.high),
                 scale,
                 margin=board.experiment.equivalence,
-                label=", ".join(seeds) or "no seed was finished by both",
+                label=_seeds_label(by_seed, board),
             )
             style = board.styles[c.variant]
             rows.append(VerdictRow(style, grid_values, verdict_of(c), scores, c, forest))
     return rows
+
+
+def _seeds_label(by_seed: Mapping[int, float], board: Scoreboard) -> str:
+    def plain(value: float) -> str:
+        return board.metric.plain(value, sign=True)
+
+    if len(by_seed) > NAMED:
+        ends = f"from {plain(min(by_seed.values()))} to {plain(max(by_seed.values()))}"
+        return f"{len(by_seed)} seeds, {ends}"
+    seeds = (f"seed {seed}: {plain(value)}" for seed, value in by_seed.items())
+    return ", ".join(seeds) or "no seed was finished by both"
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@
     return x.map((v) => (type === "log" ? v * 10 ** by : v + by));
   }
 
+  // Heights of the dots of a row, the first seed above the middle and the last below.
+  function spread(count, row) {
+    return Array.from({ length: count }, (_, i) => row + (count > 1 ? 0.26 - (0.52 * i) / (count - 1) : 0));
+  }
+
   // The interval as a bar, a dot for each seed, and a stroke for the mean.
   function pairs(mark, name, x, tone, format, extra) {
     const value = `%{x:${format}}`, plain = format.replace("+", "");
@@ -79,10 +84,10 @@
     return [
       { ...row, mode: "lines", x: mark.ends, y: mark.ends.map(() => mark.row),
         line: { color: tone(0.45), width: 7 }, hovertemplate: "end of the 95 % interval: " + value + extra },
-      { ...row, mode: "markers", x, y: mark.y, customdata: mark.both,
+      { ...row, mode: "markers", x, y: spread(x.length, mark.row), customdata: mark.both,
         marker: { color: tone(0.85), size: 7, line: { width: 1, color: colour("card") } },
-        hovertemplate: "seed %{customdata[0]}: " + value +
-          `<br>%{customdata[1]:${plain}} against %{customdata[2]:${plain}}` + extra },
+        hovertemplate: mark.both ? "seed %{customdata[0]}: " + value +
+          `<br>%{customdata[1]:${plain}} against %{customdata[2]:${plain}}` + extra : value + extra },
       { ...row, mode: "markers", x: [mark.mean], y: [mark.row],
         marker: { color: colour("ink"), symbol: "line-ns-open", size: 15, line: { width: 2.5 } },
         hovertemplate: "mean: " + value + extra },
@@ -112,20 +117,38 @@
       return { xaxis: bounds([0, ...shown.flatMap((mark) => [...at(mark), ...mark.ends])], 0.06) };
     }
     if (!panel.layout.yaxis.range) return {}; // plotly fits it
-    // as curves.py does: without the first quarter, and without runs that were lost
+    // as curves.py does: from where it says, and without runs that were lost or are far from others
     const log = panel.layout.yaxis.type === "log";
     const lines = shown.filter((mark) => mark.k === "line");
-    const begin = log ? 0 : Math.max(...shown.flatMap(at)) / 4;
-    const later = (lines.length ? lines : shown).flatMap((mark) => at(mark).flatMap((x, i) => {
-      const spread = mark.s?.[i] ?? 0;
-      return x < begin ? [] : [mark.y[i] - spread, mark.y[i] + spread];
-    }));
-    const values = log ? later.filter((v) => v > 0).map(Math.log10) : later;
-    return values.length ? { yaxis: bounds(values, 0.05) } : {};
+    const begin = panel.layout.begin ?? 0;
+    const exponent = (values) => (log ? values.filter((v) => v > 0).map(Math.log10) : values);
+    const reaches = (lines.length ? lines : shown).map((mark) => {
+      const points = at(mark).map((x, i) => [x, mark.y[i], mark.s?.[i] ?? 0]).filter(([x]) => x >= begin);
+      return { means: exponent(points.map(([, y]) => y)), lows: exponent(points.map(([, y, s]) => y - s)),
+        highs: exponent(points.map(([, y, s]) => y + s)) };
+    }).filter((reach) => reach.means.length);
+    if (!reaches.length) return {};
+    const tozero = panel.layout.yaxis.rangemode === "tozero" ? [0] : [];
+    return { yaxis: bounds([...boundsOf(reaches), ...tozero], 0.05) };
+  }
+
+  function median(values) {
+    const sorted = [...values].sort((a, b) => a - b), half = sorted.length >> 1;
+    return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+  }
+
+  // Room for all curves, and for their bands unless one of these is far higher than usual.
+  function boundsOf(reaches) {
+    const means = reaches.flatMap((each) => each.means);
+    const low = Math.min(...means), high = Math.max(...means);
+    const heights = reaches.map((each) => Math.max(...each.highs) - Math.max(...each.means));
+    const room = Math.max((high - low) / 2, 2 * median(heights));
+    const bands = reaches.flatMap((each) => [...each.lows, ...each.highs]);
+    return [Math.max(Math.min(low, ...bands), low - room), Math.min(Math.max(high, ...bands), high + room)];
   }
 
   function layoutOf(panel, width, fit) {
-    const { strip, ...own } = panel.layout;
+    const { strip, begin, ...own } = panel.layout;
     const names = own.yaxis.ticktext?.map((name) => shortened(name, Math.max(width / 20, 12)));
     const line = { gridcolor: colour("grid"), zerolinecolor: colour("soft", 0.7),
       linecolor: colour("line"), automargin: true, zeroline: false, ticks: "" };
