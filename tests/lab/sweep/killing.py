@@ -155,13 +155,26 @@ def workers(launcher: int) -> list[int]:
 
 
 def numbers(result: Result) -> dict[str, Any]:
-    """Everything but times."""
+    """Everything but times, the command, and what is installed: that may change in the meantime."""
     said = dataclasses.asdict(result)
-    for key in ("seconds", "images_per_second", "provenance"):  # another --launch
+    for key in ("seconds", "images_per_second", "provenance", "environment"):
         del said[key]
     for epoch in said["epochs"]:
         del epoch["seconds"]
     return said
+
+
+def check(folder: Path, seeds: int) -> int:
+    """Whether two stores hold the same runs with the same numbers; how many."""
+    with Store(folder / "calm.sqlite") as calm, Store(folder / "killed.sqlite") as killed:
+        expected, found = calm.results(), killed.results()
+    assert len(expected) == 4 * seeds
+    assert found.keys() == expected.keys()
+    wrong = [each for each in expected if numbers(found[each]) != numbers(expected[each])]
+    assert not wrong, f"{wrong} differ"
+    left = sorted(file.name for file in folder.iterdir() if file.suffix != ".places")
+    assert left == ["calm.log", "calm.sqlite", "killed.log", "killed.sqlite"], left
+    return len(found)
 
 
 def main() -> None:
@@ -178,17 +191,10 @@ def main() -> None:
     assert start(folder / "calm.sqlite", options.seeds).wait() == 0
     print(f"undisturbed: {time.monotonic() - began:.0f} s")
     done = disturb(folder / "killed.sqlite", options.seeds, options.kills)
-    with Store(folder / "calm.sqlite") as calm, Store(folder / "killed.sqlite") as killed:
-        expected, found = calm.results(), killed.results()
-    assert len(expected) == 4 * options.seeds
-    assert found.keys() == expected.keys()
-    wrong = [each for each in expected if numbers(found[each]) != numbers(expected[each])]
-    assert not wrong, f"{wrong} differ"
-    left = sorted(file.name for file in folder.iterdir() if file.suffix != ".places")
-    assert left == ["calm.log", "calm.sqlite", "killed.log", "killed.sqlite"], left
+    found = check(folder, options.seeds)
     seconds = time.monotonic() - began
     assert done["runs past their checkpoint"] > 0
-    print(f"{len(found)} runs, each once, all numbers equal. {dict(done)}, {seconds:.0f} s.")
+    print(f"{found} runs, each once, all numbers equal. {dict(done)}, {seconds:.0f} s.")
 
 
 if __name__ == "__main__":
