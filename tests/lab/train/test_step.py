@@ -81,7 +81,7 @@ def test_training_with_mixup_uses_the_weights_of_the_epoch() -> None:
     images, soft = mix(images.double(), soften(labels, 3).double(), weight)
     expected = F.cross_entropy(network().double()(images), soft)
     training.step()
-    assert training.trainer.history.rows[0, 0].item() == pytest.approx(expected.item(), rel=1e-12)
+    assert training.trainer.losses(1)[0] == pytest.approx(expected.item(), rel=1e-12)
 
 
 # ------------------------------------------------------------------------------------ steps

@@ -128,7 +128,7 @@ class Classification(Task):
             loss = loss_of(logits, labels, self.setting.train.label_smoothing)
         else:
             loss = self.criterion(_wide(logits), labels)
-        return {"loss": loss, "accuracy": correct(logits.detach(), labels)}
+        return {"loss": loss, "accuracy": correct(logits, labels)}
 
     def epoch_values(self, rows: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Values:
         """The right answers of each batch were counted, not averaged."""

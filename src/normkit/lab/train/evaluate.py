@@ -21,12 +21,19 @@ class History:
     """The loss of every batch of an epoch, and what else its task records, on the device.
 
     Without names they are those of the first batch, which then cannot be recorded as a graph.
+    ``on_host`` reads each number at once, where nobody has to wait for it: a few tensor operations
+    less, which a small network on a CPU would feel.
     """
 
     def __init__(
-        self, batches: int, device: torch.device, names: Sequence[str] | None = ("loss",)
+        self,
+        batches: int,
+        device: torch.device,
+        names: Sequence[str] | None = ("loss",),
+        on_host: bool = False,
     ) -> None:
-        self.batches, self.device = batches, device
+        self.batches, self.device, self.on_host = batches, device, on_host
+        self.unwritten: list[list[float]] = []  # rows on the host
         self.next = torch.zeros(1, dtype=torch.long, device=device)
         self.names: tuple[str, ...] = ()
         self.rows = torch.zeros(0, 0, dtype=torch.float64, device=device)
@@ -44,34 +51,52 @@ class History:
         if not self.names:
             self.open(list(values))
         numbers = (values[name] for name in self.names)
+        if self.on_host:
+            self.unwritten.append([x.item() for x in numbers])
+            return
         row = torch.stack([(x.detach() if x.requires_grad else x).double() for x in numbers])
         self.rows.index_copy_(0, self.next, row[None])
         self.next.add_(1)
 
     def skip(self) -> None:
         """A batch without numbers."""
+        if self.on_host:
+            self.unwritten.append([0.0] * len(self.names))
+            return
         self.rows.index_fill_(0, self.next, 0.0)
         self.next.add_(1)
 
     def restart(self) -> None:
+        self.unwritten.clear()
         self.next.zero_()
+
+    def written(self) -> Tensor:
+        """All rows, with those that were on the host."""
+        if self.unwritten:
+            first = int(self.next)
+            new = torch.tensor(self.unwritten, dtype=torch.float64)
+            self.rows[first : first + len(new)] = new
+            self.next.add_(len(new))
+            self.unwritten.clear()
+        return self.rows
 
     def losses(self, batches: int) -> list[float]:
         """Of the first so many batches; waits for the device."""
-        losses: list[float] = self.rows[:batches, 0].tolist()
+        losses: list[float] = self.written()[:batches, 0].tolist()
         return losses
 
     def read(self) -> dict[str, list[float]]:
         """Of an epoch that is complete; waits for the device."""
-        rows = self.rows[: self.batches].T.tolist()
+        rows = self.written()[: self.batches].T.tolist()
         return dict(zip(self.names, rows, strict=True))
 
     def state_dict(self) -> dict[str, object]:
-        return {"rows": self.rows, "next": self.next, "names": list(self.names)}
+        return {"rows": self.written(), "next": self.next, "names": list(self.names)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if not self.names:
             self.open(list(state["names"]))
+        self.unwritten.clear()
         self.rows.copy_(state["rows"])
         self.next.copy_(state["next"])
 

@@ -155,9 +155,10 @@ class Rates:
     """The learning rates of an optimizer's groups, and of the layers that follow them.
 
     They are tensors, written in place: a recorded step reads them where they are. Optimizers that
-    are not the lab's get numbers, since not all of them take tensors. Layers that
-    follow the learning rate get that of unslowed parameters, as ``normkit.follow_learning_rate``
-    does it with hooks, which a recorded step would not run.
+    are not the lab's get numbers, since not all of them take tensors, and so do those on a CPU,
+    where a number costs less. Layers that follow the learning rate get that of unslowed
+    parameters, as ``normkit.follow_learning_rate`` does it with hooks, which a recorded step would
+    not run.
     """
 
     def __init__(
@@ -167,13 +168,15 @@ class Rates:
         steps: int,
         followers: Sequence[Normalizer],
         folder: str = "",
+        in_tensors: bool = True,
     ) -> None:
         self.train, self.steps, self.folder = train, steps, folder
+        self.in_tensors = in_tensors and is_native(train)
         self.groups = optimizer.param_groups
         self.bases = [float(group["lr"]) for group in optimizer.param_groups]
         self.tensors: list[Tensor] = []
         for group, base in zip(optimizer.param_groups, self.bases, strict=True):
-            if not is_native(train):
+            if not self.in_tensors:
                 continue
             device = group["params"][0].device
             wide = torch.float32 if device.type != "cpu" else torch.float64  # kernels read floats
@@ -189,7 +192,7 @@ class Rates:
         wanted = [rate(self.train, base, step, self.steps, self.folder) for base in self.bases]
         if wanted == self.now:
             return
-        if is_native(self.train):
+        if self.in_tensors:
             for tensor, value in zip(self.tensors, wanted, strict=True):
                 tensor.fill_(value)
         else:

@@ -64,9 +64,13 @@ class Trainer:
         folder = task.setting.code.folder
         self.optimizer = optimizer_of(self.model, train, device, task.learns, folder)
         self.followers = learning_rate_followers(self.model)
-        self.rates = Rates(self.optimizer, train, plan.steps, self.followers, folder)
+        # where a step is neither recorded nor waited for, numbers are as good as tensors
+        on_host = device.type == "cpu" and capture is None
+        self.rates = Rates(
+            self.optimizer, train, plan.steps, self.followers, folder, in_tensors=not on_host
+        )
         self.average = AveragedWeights(self.model, train.ema) if train.ema else None
-        self.history = History(plan.batches, device, task.batch_values)
+        self.history = History(plan.batches, device, task.batch_values, on_host)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.scaler = scaler(train.precision, device)
         if train.accumulate > 1:  # gradients that stay, to be added to
@@ -217,14 +221,14 @@ class Trainer:
         """Of an epoch's first batches; waits for the device."""
         if self.process is None:
             return self.history.losses(batches)
-        return self.process.combined_losses(self.history.rows[:batches, 0], self.plan)
+        return self.process.combined_losses(self.history.written()[:batches, 0], self.plan)
 
     def epoch_rows(self) -> tuple[dict[str, list[float]], list[int]]:
         """The numbers of each batch of an epoch, or of each process's share, and their sizes."""
         if self.process is None:
             sizes = [self.plan.size(batch) for batch in range(self.plan.batches)]
             return self.history.read(), sizes
-        rows, sizes = self.process.collected(self.history.rows[: self.plan.batches], self.plan)
+        rows, sizes = self.process.collected(self.history.written()[: self.plan.batches], self.plan)
         return dict(zip(self.history.names, rows.T.tolist(), strict=True)), sizes
 
     def state_dict(self) -> dict[str, Any]:
