@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import math
@@ -300,3 +301,19 @@ def test_a_file_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         report(MADE, {}, [], target)
     assert target.read_bytes() == before
     assert [path.name for path in target.parent.iterdir()] == ["page.html"]
+
+
+def test_a_full_disk_names_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *given: Any, **options: Any) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    made = sample.experiment(("bn", "gn"), grid={}, seeds=2, epochs=2)
+    found = sample.results(made)
+    target = tmp_path / "answer.html"
+    target.write_text("the old one")
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*answer\.html'"):
+        report(made, found, sample.comparisons(made, found), target)
+    assert [file.name for file in tmp_path.iterdir()] == ["answer.html"]
+    assert target.read_text() == "the old one"

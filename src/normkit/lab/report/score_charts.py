@@ -64,13 +64,14 @@ def _pairs(board: Scoreboard, c: Comparison, row: int, detailed: bool) -> Mark:
         if detailed and scores is not None and base is not None
     ]
     bounded = is_finite(c.low) and is_finite(c.high)
+    more: dict[str, Any] = {"both": both} if detailed else {}
     return mark(
         "pairs",
         board.styles[c.variant],
         [metric.scaled(value) for value in differences.values()],
         [],  # charts.js spreads the dots over the row
         row=row,
-        **({"both": both} if detailed else {}),
+        **more,
         mean=short_number(metric.scaled(c.difference)),
         ends=short_numbers([metric.scaled(c.low), metric.scaled(c.high)] if bounded else []),
     )
