@@ -54,7 +54,10 @@ CHOSEN = (
     "rates",
 )  # fmt: skip
 # of two settings that differ in these, a norm is not what makes the difference
-SAME_GROUND = (("data", "name"), ("data", "train"), ("data", "subset"), ("model", "name"))
+SAME_GROUND = (
+    ("data", "name"), ("data", "options"), ("data", "train"), ("data", "subset"),
+    ("model", "name"), ("task", "name"),
+)  # fmt: skip
 
 
 def check(experiment: Experiment, tell: Tell = lambda message: None) -> None:
