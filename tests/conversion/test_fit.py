@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -500,6 +501,33 @@ def test_distilling_goes_on_from_the_fit_and_is_never_worse(parameters: Any) -> 
     assert moved == (parameters == "all")
     plan.undo()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_distilling_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    """To the same numbers as without; a file of another run is refused."""
+    x, file = digits()[0][:48], tmp_path / "state.pt"
+
+    def planned(steps: int = 12, **options: Any) -> dict[str, Tensor]:
+        model = copy.deepcopy(trained())
+        nk.convert(model, "gn", groups=8, fit=nk.Fit(x, distill=steps, **options))
+        return model.state_dict()
+
+    def stop(step: int, _: float) -> None:
+        if step == 7:
+            raise KeyboardInterrupt
+
+    steps: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        planned(checkpoint=file, progress=stop)
+    again = planned(checkpoint=file, progress=lambda step, _: steps.append(step))
+    assert steps[0] == 8
+    through = planned()
+    assert all(torch.equal(again[name], value) for name, value in through.items())
+    with pytest.raises(nk.NormkitError, match="another run: its steps differ"):
+        planned(14, checkpoint=file)
+    file.write_text("something else")
+    with pytest.raises(nk.NormkitError, match="holds no state of distilling"):
+        planned(checkpoint=file)
 
 
 def test_what_cannot_be_distilled() -> None:

@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fit-images", type=int, default=256, metavar="N", help="how many of them (256)")
     add("--fit-all", action="store_true", help="fit weights of other layers, too")
     add("--distill", type=int, default=0, metavar="STEPS", help="then train on them to match (0)")
+    add("--distill-state", metavar="FILE", help="go on from this file after an interruption")
     data_arguments.add_reading(parser)
     add("--out", type=Path, metavar="FILE", help="weights to write: .safetensors, .pt or .pth")
     add("--dry-run", action="store_true", help="print the plan, and stop")
@@ -67,9 +68,10 @@ def run(options: argparse.Namespace) -> int:
     from normkit.conversion.targets import find_target
 
     layer = model_arguments.pairs("--option", options.option)
-    for name, given in (("--distill", options.distill), ("--fit-all", options.fit_all)):
-        if given and options.fit is None:
-            raise OptionError(f"{name} goes on from a fit: give images with --fit.")
+    for name in ("distill", "fit_all", "distill_state"):
+        if getattr(options, name) and options.fit is None:
+            option = "--" + name.replace("_", "-")
+            raise OptionError(f"{option} goes on from a fit: give images with --fit.")
     find_target(options.to).check(layer)  # first what costs nothing: a large model is still unbuilt
     example, where = model_arguments.example_of(options), model_arguments.where_of(options)
     files = _files(options)
@@ -82,6 +84,7 @@ def run(options: argparse.Namespace) -> int:
             max_images=options.fit_images,
             distill=options.distill,
             parameters="all" if options.fit_all else None,
+            checkpoint=options.distill_state,
         )
     plan = plan_conversion(model, options.to, where, example=example, fit=fit, **layer)
     screen = screen_of(options)

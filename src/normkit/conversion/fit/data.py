@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Literal
 
 import torch
@@ -58,6 +59,9 @@ class Fit:
     None is "norms" for a fit alone, and "all" if distilling follows."""
     progress: Callable[[int, float], None] | None = None
     """Called with a step and the error of the outputs on the images that are held out."""
+
+    checkpoint: str | PathLike[str] | None = None
+    """A file that holds the state of distilling; if it exists, distilling goes on from there."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_images", 2), ("batch", 1), ("rounds", 0), ("distill", 0)):

@@ -23,6 +23,7 @@ from normkit.conversion.edits import tensors
 from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun
 from normkit.conversion.fit.lockstep import FitSite
 from normkit.conversion.fit.report import agreement, output_error, output_leaves
+from normkit.conversion.fit.resume import Course
 from normkit.conversion.forward_probe import full_precision, leaves
 from normkit.errors import OptionError
 from normkit.inspection import call_model, undisturbed
@@ -151,41 +152,43 @@ def distill(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_rate, steps=fit.distill))
     every = max(1, fit.distill // CHECKS)
     with undisturbed(model), student.in_place(), full_precision(model):
-        best, error, waited, best_step, step = _copies(student.trained), math.inf, 0, 0, 0
-        for step in range(fit.distill + 1):
-            if step % every == 0 or step == fit.distill:
+        targets = [t for lesson in (*lessons, *tests) for t in lesson.targets]
+        course = Course(student.trained, optimizer, schedule, fit, targets)
+        while True:
+            if (course.step % every == 0 or course.step == fit.distill) and not course.resumed:
                 now = _error(student, tests)
+                course.record(now)
                 if fit.progress is not None:
-                    fit.progress(step, now)
-                if now < error:
-                    best, error, best_step, waited = _copies(student.trained), now, step, 0
-                else:
-                    waited += 1
-                if waited >= PATIENCE:
-                    break
-            if step == fit.distill:
+                    fit.progress(course.step, now)
+            course.resumed = False  # the step it goes on from was measured before
+            if course.step == fit.distill or course.waited >= PATIENCE:
                 break
-            lesson = lessons[step % len(lessons)]
-            with torch.enable_grad():
-                loss = _loss(student(lesson.inputs), lesson.targets, spread)
-                grads = torch.autograd.grad(loss, list(student.trained.values()), allow_unused=True)
-            for tensor, grad in zip(student.trained.values(), grads, strict=True):
-                tensor.grad = grad
-            if bool(torch.isfinite(loss)):
-                optimizer.step()
+            _train(student, lessons[course.step % len(lessons)], spread, optimizer)
             schedule.step()
-        for name, tensor in student.trained.items():
-            tensor.data.copy_(best[name])
+            course.step += 1
+        course.take_best()
         after = [student(test.inputs) for test in tests]
     old = [t for test in tests for t in test.targets]
     firsts = [test.targets[0] for test in tests], [out[0] for out in after]
     return Distilled(
-        best,
-        step,
-        best_step,
+        course.best,
+        course.step,
+        course.best_step,
         output_error(old, [t for out in after for t in out]) or 0.0,
         agreement(*([torch.cat(side)] for side in firsts)),
     )
+
+
+def _train(
+    student: _Student, lesson: _Lesson, spread: list[Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    with torch.enable_grad():
+        loss = _loss(student(lesson.inputs), lesson.targets, spread)
+        grads = torch.autograd.grad(loss, list(student.trained.values()), allow_unused=True)
+    for tensor, grad in zip(student.trained.values(), grads, strict=True):
+        tensor.grad = grad
+    if bool(torch.isfinite(loss)):
+        optimizer.step()
 
 
 def _rate(step: int, steps: int) -> float:
@@ -193,10 +196,6 @@ def _rate(step: int, steps: int) -> float:
     if step < warm:
         return (step + 1) / warm
     return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
-
-
-def _copies(trained: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in trained.items()}
 
 
 def _lesson(run: ImageRun, output: Any, held_out: bool) -> _Lesson:
