@@ -58,7 +58,8 @@ def convert(
     plan = plan_conversion(
         model, to, where, example=example, optimizer=optimizer, fit=fit, distill=distill, **options
     )
-    if plan.fit is not None and (note := unlike_note(plan.fit.unlike)):
+    report = plan.fit
+    if report is not None and (note := unlike_note(report.unlike, report.unlike_first)):
         warnings.warn(note, stacklevel=2)
     certificate = plan._apply(None, stacklevel=3)  # a warning is to point at the caller
     if certificate.probe.startswith(NO_INPUT):

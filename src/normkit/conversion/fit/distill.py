@@ -29,7 +29,8 @@ from normkit.errors import OptionError
 from normkit.inspection import call_model, undisturbed
 from normkit.inspection.batches import ModelCall
 
-NORMS_LR, OTHERS_LR = 1e-2, 3e-4
+NORMS_LR = 1e-2  # of scales and shifts that are trained alone
+WITH_OTHERS_LR, OTHERS_LR = 3e-3, 1e-4  # more undoes what a regression of the weights has reached
 CHECKS = 12  # of the held-out part, in all
 PATIENCE = 4  # checks without progress, after which it stops
 WARM = 0.1  # of the steps, with a rising learning rate
@@ -145,7 +146,7 @@ def distill(
     student = _Student(model, places, fit.everything, weights)
     groups = [
         {"params": [t for n, t in student.trained.items() if (n in student.scales) == scales],
-         "lr": NORMS_LR if scales else OTHERS_LR}
+         "lr": (WITH_OTHERS_LR if fit.everything else NORMS_LR) if scales else OTHERS_LR}
         for scales in (True, False)
     ]  # fmt: skip
     optimizer = torch.optim.Adam([group for group in groups if group["params"]])

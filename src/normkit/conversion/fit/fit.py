@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from normkit.conversion.edits import ReplaceModule
 from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun, image_runs
@@ -34,11 +35,16 @@ from normkit.conversion.fit.report import (
 )
 from normkit.conversion.fit.solve import Activation
 from normkit.conversion.forward_probe import full_precision
-from normkit.errors import OptionError
+from normkit.errors import DtypeError, OptionError, ShapeError
 from normkit.inspection import Site, is_activation, undisturbed
-from normkit.inspection.batches import call_model
+from normkit.inspection.batches import ModelCall, call_model, tensors_in
 from normkit.inspection.flow import ACTIVATIONS, record_flow
 from normkit.layers.measured import Refusal
+
+CARRIED = (
+    "With scales and shifts as carried the outputs are nearer to the old ones, on the images that "
+    "are held out, so nothing was fitted."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +80,25 @@ def fit_edits(
     places = [FitSite(sites[path], several) for path, several in by_path.items()]
     _refuse_unfittable(places)
     news = [c.edit.new for place in places for c in place.candidates]
+    training = model.training
     with undisturbed(model), _eval(news), full_precision(model):
         linear = linear_sites(model) if fit.everything else []
         linear = _look_around(model, places, linear, runs[0])
-        outputs = Lockstep(model, places, runs, fit, linear).run()
+        try:
+            outputs = Lockstep(model, places, runs, fit, linear).run()
+        except ShapeError as error:
+            raise _wrong_type(model, runs) or error from error
         if any(place.calls > 1 for place in places):  # once more, with what suits all its calls
             outputs = Lockstep(model, places, runs, fit, linear, settled=True).run()
-    report = _report(model, places, runs, outputs)
+        report = _report(places, runs, outputs, training)
+        carried = _carried_outputs(model, places, runs, held_out=True)
+        if _nearer(carried, report, outputs, runs):
+            for place in places:
+                place.keep_carried()
+            linear = []
+            outputs[len(runs) :] = _carried_outputs(model, places, runs, held_out=False) or []
+            report = _report(places, runs, outputs, training)
+            report = replace(report, notes=(*report.notes, CARRIED))
     first = runs[0].batch.inputs
     example = first[:2] if isinstance(first, Tensor) and len(first) > 1 else None
     weights = {path: value for layer in linear for path, value in layer.values().items()}
@@ -95,6 +113,65 @@ def fit_edits(
         notes=(*report.notes, _progress_note(report, result)),
     )
     return FitResult(tuple(places), report, result.values, example)
+
+
+def _wrong_type(model: nn.Module, runs: Sequence[ImageRun]) -> DtypeError | None:
+    """What to say of a model that fails, if the numbers of the images are not of its type."""
+    own = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    came = {x.dtype for x in tensors_in(runs[0].batch.inputs) if x.dim() > 1}
+    if not own or not came or came & own:
+        return None
+    expected = ", ".join(sorted(map(str, own)))
+    return DtypeError(
+        f"fit= got images of type {', '.join(sorted(map(str, came)))}, which the model does not "
+        f"take: its parameters are {expected}. Try images.to({expected.split(', ')[0]}), in the "
+        f"scale that it was trained with. {UNTOUCHED}"
+    )
+
+
+# -------------------------------------------------------------------- never worse than carried
+
+
+def _carried_outputs(
+    model: nn.Module, places: Sequence[FitSite], runs: Sequence[ImageRun], held_out: bool
+) -> list[Any] | None:
+    """What the network gives with scales and shifts as carried, for each run or the samples of it
+    that are held out; None, if it gives nothing or its inputs cannot be cut."""
+    inputs = [run.batch.inputs for run in runs]
+    if held_out:
+        if any(isinstance(each, ModelCall) for each in inputs):
+            return None
+        parts = [partial(run.part, held_out=True) for run in runs]
+        inputs = [
+            tree_map_only(Tensor, part, each) for part, each in zip(parts, inputs, strict=True)
+        ]
+    with ExitStack() as stack:
+        for place in places:
+            new = (place.chosen or place.candidates[0]).edit.new
+            place.site.module.forward = new.forward
+            stack.callback(vars(place.site.module).pop, "forward")
+        try:
+            return [
+                call_model(model, each) if not held_out or run.held_out.any() else None
+                for run, each in zip(runs, inputs, strict=True)
+            ]
+        except Exception:
+            return None
+
+
+def _nearer(
+    carried: list[Any] | None, report: FitReport, outputs: list[Any], runs: Sequence[ImageRun]
+) -> bool:
+    """Whether these outputs are nearer to the old ones than those of the fit."""
+    if carried is None or report.output_error is None:
+        return False
+    old, new = [], []
+    for run, out, now in zip(runs, outputs, carried, strict=False):
+        if now is not None:
+            old += [run.part(t, held_out=True) for t in output_leaves(out)]
+            new += output_leaves(now)
+    error = output_error(old, new)
+    return error is not None and error < report.output_error
 
 
 def _refuse_unfittable(places: Sequence[FitSite]) -> None:
@@ -192,7 +269,7 @@ def _progress_note(before: FitReport, after: Distilled) -> str:
 
 
 def _report(
-    model: nn.Module, places: Sequence[FitSite], runs: Sequence[ImageRun], outputs: list[Any]
+    places: Sequence[FitSite], runs: Sequence[ImageRun], outputs: list[Any], training: bool
 ) -> FitReport:
     images = sum(len(run.held_out) for run in runs)
     held_out = sum(int(run.held_out.sum()) for run in runs)
@@ -215,8 +292,10 @@ def _report(
     notes: list[str] = []
     drifts = sorted(place.drift for place in places if place.drift is not None)
     unlike = drifts[len(drifts) // 2] if drifts else None
-    notes += filter(None, [unlike_note(unlike)])
-    if model.training:
+    seen = [place for place in places if place.drift is not None]
+    first = min(seen, key=lambda place: place.turn).drift if seen else None
+    notes += filter(None, [unlike_note(unlike, first)])
+    if training:
         notes.append("The model is in train mode: it was fitted to what it gives in eval mode.")
     idle = [place.site.path for place in places if place.chosen is None]
     if idle:
@@ -236,5 +315,6 @@ def _report(
         if same
         else None,
         unlike=unlike,
+        unlike_first=first,
         notes=tuple(notes),
     )

@@ -30,6 +30,7 @@ from normkit.layers.norm_act import NormAct
 
 VALUES = 1 << 14  # of a channel that enter a fit, at most
 AT_ONCE = 1 << 22  # and of all channels together: 32 MB in float64
+ABSURD = 1e12  # an error of running statistics: pixels up to 255 in place of 1 make one of 1e5
 PARTED = (
     "Old and new network, or the images, took different ways through the model, so they cannot be "
     "fitted in step: its forward depends on the values of its input. Fit a part of it, such as "
@@ -78,6 +79,15 @@ class FitSite:
     """How often a forward calls it."""
     note: str = ""
     drift: float | None = None
+    """How wrong the old norm's running statistics are for its inputs."""
+    turn: int = 0
+    """Its place in the order of the forward: a number that grows."""
+
+    def keep_carried(self) -> None:
+        """Forget what was fitted."""
+        for candidate in self.candidates:
+            candidate.scale = candidate.shift = None
+        self.r2 = self.plain_r2
 
 
 def output_map_of(norm: nn.Module, scale: Tensor, shift: Tensor) -> dict[str, Tensor] | Refusal:
@@ -183,6 +193,7 @@ class Lockstep:
         olds, inputs = parts[:count], parts[count:]
         if call == 0 and place.drift is None:
             place.drift = _drift(place.site, [x for x, _ in olds])
+            place.turn = len(self.counts)  # it grows with every norm that is met
         targets = [t for _, t in olds]
         alike = all(x.shape == t.shape for x, t in zip(inputs, targets, strict=True))
         carried: list[Tensor] | None = None
@@ -326,7 +337,13 @@ def _drift(site: Site, inputs: Sequence[Tensor]) -> float | None:
         return None
     values = torch.cat([pick(x, i).flatten(0, 1) for i, x in enumerate(inputs)])
     now = Moments(values.mean(0)[None], values.var(0, correction=0)[None], 1)
-    return float(standardization_error(held, now, kept.eps).median())
+    error = float(standardization_error(held, now, kept.eps).median())
+    if not error < ABSURD:
+        raise OptionError(
+            f"The inputs of {site.path} are out of all proportion to those it was trained on: "
+            f"{error:.1e} times their power. Check the scale of the images. {UNTOUCHED}"
+        )
+    return error
 
 
 # -------------------------------------------------------------------- what a norm is called with
