@@ -145,7 +145,7 @@ ITEMS = (
         "the network was found by architecture search and is not printed: no experiment",
     ),
     _table("bgn", 5, "adversarial training"),
-    _table("bgn", 6, "mini-ImageNet", "few-shot learning: no experiment yet"),
+    _table("bgn", 6, "mini-ImageNet"),
     _table("bgn", 7, "Office-31", "domain adaptation: no experiment yet"),
     _figure("bgn", 1, "cells of statistics; curves of table 2", experiment="bgn-table-2"),
     _figure("bgn", 2, "cells of searched networks", DRAWING),

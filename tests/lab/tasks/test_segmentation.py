@@ -174,9 +174,9 @@ def test_a_file_that_does_not_fit_is_named(place: Path, fault: str, message: str
 
 
 def test_sets_and_tasks_that_do_not_belong_together_are_refused(place: Path) -> None:
-    with pytest.raises(OptionError, match=r"'digits', which has no map.*Try camvid, voc-seg"):
+    with pytest.raises(OptionError, match=r"'digits', which has a label.*Try camvid, voc-seg"):
         load_sets(dataclasses.replace(setting(place), data=Data("digits")))
-    with pytest.raises(OptionError, match=r"camvid has maps, not one label.*segmentation"):
+    with pytest.raises(OptionError, match=r"'camvid', which has a map of .*segmentation"):
         load_sets(dataclasses.replace(setting(place), task=TaskSpec()))
     cropped = dataclasses.replace(setting(place).data, crop=4)
     with pytest.raises(OptionError, match=r"data\.crop is not for images with maps"):

@@ -35,6 +35,7 @@ from normkit.lab.data.loaders import Loader as Loader
 from normkit.lab.data.loaders import Sets as Sets
 from normkit.lab.data.loaders import TensorLoader as TensorLoader
 from normkit.lab.data.loading import check as check
+from normkit.lab.data.loading import check_kind as check_kind
 from normkit.lab.data.loading import classes_and_shape as classes_and_shape
 from normkit.lab.data.loading import load as load
 from normkit.lab.data.loading import locate as locate

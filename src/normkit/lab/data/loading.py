@@ -22,7 +22,17 @@ from normkit.lab.experiment.rules import section_faults
 
 NAMES = sorted([*PUBLISHED, *FORMATS, "digits", "synthetic"])
 SIDE = 224  # of images from files, where no size is asked for
-TASK_OF = {"maps": 'task = "segmentation"'}  # what sets of another kind are for
+# what belongs to an image of a set, and the task that is for
+KINDS = {
+    "labels": "a label for each image",
+    "maps": "a map of classes for each image",
+    "episodes": "other classes in its test than to train on",
+}
+TASK_OF = {
+    "labels": 'task = "classification"',
+    "maps": 'task = "segmentation"',
+    "episodes": 'task = "few-shot"',
+}
 SHAPES = {  # of the other published sets
     "digits": (1, 8, 8),
     "mnist": (1, 28, 28),
@@ -31,6 +41,9 @@ SHAPES = {  # of the other published sets
     "cifar10": (3, 32, 32),
     "cifar100": (3, 32, 32),
     "camvid": (3, 240, 320),
+    "fc100": (3, 32, 32),
+    "omniglot": (1, 105, 105),
+    "omniglot-small": (1, 105, 105),
 }
 
 
@@ -68,25 +81,39 @@ def locate(spec: Data) -> Path | None:
     return find(source, spec.path).path if source else None
 
 
-def load(spec: Data, device: torch.device | str = "cpu", workers: int | None = None) -> Sets:
+def check_kind(spec: Data, kind: str) -> None:
+    """Refuse a set that is made for another task than one of this kind."""
+    source = PUBLISHED.get(spec.name)
+    if (own := source.kind if source else "labels") != kind:
+        names = ", ".join(name for name, each in PUBLISHED.items() if each.kind == kind)
+        raise OptionError(
+            f"data.name is {spec.name!r}, which has {KINDS[own]}. Try {names}, or {TASK_OF[own]}."
+        )
+
+
+def load(
+    spec: Data,
+    device: torch.device | str = "cpu",
+    workers: int | None = None,
+    kind: str = "labels",
+) -> Sets:
     """The sets that ``spec`` asks for, on the device.
 
-    ``workers`` are processes that decode image files; None chooses by the number of CPUs.
+    ``workers`` are processes that decode image files; None chooses by the number of CPUs. ``kind``
+    is "episodes" for sets whose test has other classes.
 
     >>> sets = load(Data("digits", validation=0.1))
     >>> len(sets.train), len(sets.validation), len(sets.test), sets.classes, sets.shape
     (1293, 144, 360, 10, (1, 8, 8))
     """
     check(spec)
+    check_kind(spec, kind)
     if spec.name == "digits":
         content: Raw | Listing = builtin.digits()
     elif _is_synthetic(spec):
         content = builtin.synthetic(spec.name)
     elif spec.name in FORMATS:
         content = own_listing(spec)
-    elif (kind := PUBLISHED[spec.name].kind) != "labels":
-        task = TASK_OF[kind]
-        raise OptionError(f"{spec.name} has {kind}, not one label for each image: try {task}.")
     else:
         content = _read(find(PUBLISHED[spec.name], spec.path))
     if isinstance(content, Raw):

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from normkit.errors import OptionError
 from normkit.lab.data.files import find
 from normkit.lab.data.loaders import Loader, Sets, decoding_processes, libraries
+from normkit.lab.data.loading import check_kind
 from normkit.lab.data.map_files import VOID, read_map, read_pair, size_of
 from normkit.lab.data.records import MapFiles, MapListing
 from normkit.lab.data.sampling import counts, generator
@@ -150,12 +151,7 @@ class _Pairs(Dataset[tuple[Tensor, Tensor]]):
 
 def check_has_maps(spec: Data) -> None:
     """Refuse a set of another kind, and changes that maps do not go through."""
-    source = PUBLISHED.get(spec.name)
-    if source is None or source.kind != "maps":
-        names = ", ".join(name for name, each in PUBLISHED.items() if each.kind == "maps")
-        raise OptionError(
-            f"data.name is {spec.name!r}, which has no map of classes for each image. Try {names}."
-        )
+    check_kind(spec, "maps")
     for key in UNUSED:
         if getattr(spec, key):
             raise OptionError(

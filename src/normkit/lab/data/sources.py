@@ -5,7 +5,9 @@ Checksums are the publishers'; those of unpacked files were taken from verified 
 
 from __future__ import annotations
 
-from normkit.lab.data import array_files, folders, map_files
+from dataclasses import replace
+
+from normkit.lab.data import array_files, few_shot, folders, map_files
 from normkit.lab.data.files import File, FileLayout, Folder, PublishedSet
 
 
@@ -211,10 +213,70 @@ VOC = PublishedSet(
     "maps",
 )
 
+OMNIGLOT = PublishedSet(
+    "omniglot",
+    (
+        FileLayout(
+            (Folder(("images_background",)), Folder(("images_evaluation",))),
+            few_shot.omniglot,
+            ("omniglot-py", ""),
+        ),
+        FileLayout(
+            (File(("images_background.zip",)), File(("images_evaluation.zip",))),
+            few_shot.omniglot,
+            ("omniglot-py", ""),
+        ),
+    ),
+    ("omniglot", "Omniglot"),
+    _torchvision("Omniglot"),
+    964,
+    (19_280, 13_180),
+    "episodes",
+)
+OMNIGLOT_SMALL = PublishedSet(
+    "omniglot-small",
+    (
+        FileLayout(
+            tuple(File((f"images_background_small{i}.zip",)) for i in (1, 2)),
+            few_shot.omniglot_small,
+        ),
+    ),
+    ("omniglot", "Omniglot"),
+    "Get images_background_small1.zip and images_background_small2.zip from the repository "
+    "brendenlake/omniglot, and let NORMKIT_DATA name the folder that holds them.",
+    183,
+    (3_660, 1_180),
+    "episodes",
+)
+FC100 = PublishedSet(
+    "fc100",
+    tuple(replace(layout, read=few_shot.fc100(layout.read)) for layout in CIFAR100.layouts),
+    CIFAR100.folders,
+    f"It is made of CIFAR-100. {CIFAR100.get}",
+    60,
+    (36_000, 12_000),
+    "episodes",
+)
+MINI_IMAGENET = PublishedSet(
+    "mini-imagenet",
+    (
+        FileLayout(
+            (File(("train.csv",)), File(("test.csv",)), Folder(("images",))),
+            few_shot.mini_imagenet,
+        ),
+    ),
+    ("mini-imagenet", "miniImageNet", "mini_imagenet", "miniimagenet"),
+    "Expected images/NAME.jpg, and train.csv and test.csv with the columns filename,label, as Ravi "
+    "& Larochelle 2017 have published them; let NORMKIT_DATA name the folder that holds them.",
+    64,
+    (38_400, 12_000),
+    "episodes",
+)
+
 PUBLISHED = {
     source.name: source
     for source in (
         *(MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET),
-        *(CAMVID, VOC),
+        *(CAMVID, VOC, OMNIGLOT, OMNIGLOT_SMALL, FC100, MINI_IMAGENET),
     )
 }

@@ -16,6 +16,7 @@ from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 from normkit.lab.experiment import Model
 from normkit.lab.experiment.rules import CHOICES
 from normkit.lab.models.deeplab import DeepLabV3
+from normkit.lab.models.imprinting import ResNet12
 from normkit.lab.models.networks import MLP, CifarResNet, FourLayer, SmallCNN, WideResNet
 from normkit.lab.own_code import error_place, find, source_file
 
@@ -33,6 +34,7 @@ NATIVE: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
     "resnet": CifarResNet,
     **{f"resnet{depth}": partial(CifarResNet, depth=depth) for depth in (20, 32, 44, 56, 110)},
+    "resnet12": ResNet12,
     "small_cnn": SmallCNN,
     "wrn": WideResNet,
 }
