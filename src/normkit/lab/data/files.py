@@ -73,7 +73,7 @@ class PublishedSet:
     get: str  # how a person comes by it
     classes: int | None = None  # None: of somebody's own images
     samples: tuple[int, int] | None = None  # to train on, to test on
-    kind: str = "labels"  # what belongs to an image: a label, or "maps" of classes
+    kind: str = "labels"  # what belongs to an image: see loading.KINDS
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,13 @@ NAMES = sorted([*PUBLISHED, *FORMATS, "digits", "synthetic"])
 SIDE = 224  # of images from files, where no size is asked for
 # what belongs to an image of a set, and the task that is for
 KINDS = {
+    "boxes": "objects in each image",
     "labels": "a label for each image",
     "maps": "a map of classes for each image",
     "episodes": "other classes in its test than to train on",
 }
 TASK_OF = {
+    "boxes": 'task = "detection"',
     "labels": 'task = "classification"',
     "maps": 'task = "segmentation"',
     "episodes": 'task = "few-shot"',
@@ -40,7 +42,10 @@ SHAPES = {  # of the other published sets
     "usps": (1, 16, 16),
     "cifar10": (3, 32, 32),
     "cifar100": (3, 32, 32),
+    "bccd": (3, 480, 640),
     "camvid": (3, 240, 320),
+    "coco": (3, 480, 640),
+    "nuclei": (3, 256, 256),
     "fc100": (3, 32, 32),
     "omniglot": (1, 105, 105),
     "omniglot-small": (1, 105, 105),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -118,4 +118,40 @@ class MapListing:
     void: int  # the index of what is not labelled
 
 
-Content = Raw | Listing | MapListing  # what a reader of a published layout makes
+@dataclass(frozen=True, eq=False)
+class Objects:
+    """The objects of an image: boxes with labels from 1 on, or a file that numbers them."""
+
+    boxes: Tensor  # (n, 4): left, top, right, bottom
+    labels: Tensor  # (n,) int64
+    crowd: Tensor  # (n,) bool: many in one, not judged
+    mask: str = ""  # a file with a number for each object, in which the boxes are found
+    outlines: list[Any] | None = None  # COCO's polygons and runs, decoded when their turn comes
+
+
+@dataclass(frozen=True, eq=False)
+class BoxFiles:
+    """One part of a set of images with objects: names in a tree."""
+
+    images: list[str]
+    objects: list[Objects]
+    tree: FileTree
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: Tensor) -> BoxFiles:
+        rows = sorted(indices.tolist())
+        return BoxFiles([self.images[i] for i in rows], [self.objects[i] for i in rows], self.tree)
+
+
+@dataclass(frozen=True, eq=False)
+class BoxListing:
+    """A set of images with objects: no image is decoded yet."""
+
+    train: BoxFiles
+    test: BoxFiles
+    classes: int  # of objects: the background is none
+
+
+Content = Raw | Listing | MapListing | BoxListing  # what a reader of a published layout makes

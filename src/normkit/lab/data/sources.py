@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normkit.lab.data import array_files, few_shot, folders, map_files
+from normkit.lab.data import array_files, box_files, few_shot, folders, map_files
 from normkit.lab.data.files import File, FileLayout, Folder, PublishedSet
 
 
@@ -273,10 +273,64 @@ MINI_IMAGENET = PublishedSet(
     "episodes",
 )
 
+BCCD = PublishedSet(
+    "bccd",
+    (
+        FileLayout(
+            (Folder(("Annotations",)), Folder(("JPEGImages",)), Folder(("ImageSets",))),
+            box_files.bccd,
+        ),
+        FileLayout((File(("BCCD.zip", "bccd.zip")),), box_files.bccd, ("", "tasks")),
+    ),
+    ("BCCD", "bccd", "BCCD_Dataset/BCCD"),
+    "Get the folder BCCD of the repository Shenggan/BCCD_Dataset, and let NORMKIT_DATA name the "
+    "folder that holds it, or a zip file of it.",
+    3,
+    (292, 72),
+    "boxes",
+)
+NUCLEI = PublishedSet(
+    "nuclei",
+    (
+        FileLayout(
+            tuple(Folder((name,)) for name in ("train", "train-masks", "val", "val-masks")),
+            box_files.nuclei,
+        ),
+        FileLayout((File(("nuclei.zip",)),), box_files.nuclei, ("", "tasks")),
+    ),
+    ("nuclei",),
+    "It is stage 1 of the Data Science Bowl 2018 (BBBC038 of the Broad Institute), with corrected "
+    "masks. Expected nuclei/train/NAME.png, nuclei/train-masks/NAME.png with a number for each "
+    "nucleus, and the same for val, or a zip file of that; let NORMKIT_DATA name its folder.",
+    1,
+    (531, 133),
+    "boxes",
+)
+COCO = PublishedSet(
+    "coco",
+    (
+        FileLayout(
+            (
+                File(("annotations/instances_train2017.json",)),
+                File(("annotations/instances_val2017.json",)),
+                Folder(("train2017",)),
+                Folder(("val2017",)),
+            ),
+            box_files.coco,
+        ),
+    ),
+    ("coco", "COCO", "coco2017"),
+    "Get train2017.zip, val2017.zip and annotations_trainval2017.zip from https://cocodataset.org, "
+    "unpack them in a folder coco, and let NORMKIT_DATA name the folder that holds it.",
+    80,
+    (117_266, 5_000),
+    "boxes",
+)
+
 PUBLISHED = {
     source.name: source
     for source in (
         *(MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET),
-        *(CAMVID, VOC, OMNIGLOT, OMNIGLOT_SMALL, FC100, MINI_IMAGENET),
+        *(BCCD, NUCLEI, COCO, CAMVID, VOC, OMNIGLOT, OMNIGLOT_SMALL, FC100, MINI_IMAGENET),
     )
 }

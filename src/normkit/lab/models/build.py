@@ -16,6 +16,7 @@ from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 from normkit.lab.experiment import Model
 from normkit.lab.experiment.rules import CHOICES
 from normkit.lab.models.deeplab import DeepLabV3
+from normkit.lab.models.detectors import faster_rcnn, mask_rcnn
 from normkit.lab.models.imprinting import ResNet12
 from normkit.lab.models.networks import MLP, CifarResNet, FourLayer, SmallCNN, WideResNet
 from normkit.lab.own_code import error_place, find, source_file
@@ -30,7 +31,9 @@ WITH_AUXILIARY = ("googlenet", "inception_v3")
 # batch norms: whatever a variant wants instead is put there later.
 NATIVE: dict[str, Callable[..., nn.Module]] = {
     "deeplabv3": DeepLabV3,
+    "faster_rcnn": faster_rcnn,
     "four_layer": FourLayer,
+    "mask_rcnn": mask_rcnn,
     "mlp": MLP,
     "resnet": CifarResNet,
     **{f"resnet{depth}": partial(CifarResNet, depth=depth) for depth in (20, 32, 44, 56, 110)},

@@ -14,6 +14,7 @@ from normkit.lab.tasks.adversarial import Adversarial
 from normkit.lab.tasks.base import Task, TaskError
 from normkit.lab.tasks.classification import Classification
 from normkit.lab.tasks.criteria import OwnMetric, criterion_of
+from normkit.lab.tasks.detection import Detection
 from normkit.lab.tasks.few_shot import FewShot
 from normkit.lab.tasks.segmentation import Segmentation
 from normkit.lab.tasks.supervised import Supervised
@@ -21,6 +22,7 @@ from normkit.lab.tasks.supervised import Supervised
 TASKS: dict[str, type[Task]] = {
     "adversarial": Adversarial,
     "classification": Classification,
+    "detection": Detection,
     "few-shot": FewShot,
     "segmentation": Segmentation,
     "supervised": Supervised,

@@ -1,0 +1,203 @@
+"""Files of images with objects, as boxes or masks: BCCD, nuclei and COCO, as published."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+from torch import Tensor
+
+from normkit.core.optional_dependencies import require
+from normkit.lab.data.loaders import libraries
+from normkit.lab.data.map_files import IMAGE_ENDINGS
+from normkit.lab.data.records import BoxFiles, BoxListing, CorruptData, MissingData, Objects
+from normkit.lab.data.trees import FileTree, tree_of
+
+BLOOD_CELLS = ("RBC", "WBC", "Platelets")
+WHOLE = 1e-3  # pixels by which a box may leave its image: coordinates are rounded
+
+
+def bccd(files: Sequence[Path]) -> BoxListing:
+    """BCCD in the layout of VOC: three kinds of blood cells; trainval to train on, test to test.
+
+    Two of its boxes have no area, and are left out.
+    """
+    tree = tree_of(files, ("BCCD",))
+
+    def part(name: str) -> BoxFiles:
+        stems = tree.lines(f"ImageSets/Main/{name}.txt")
+        objects = [_voc_objects(tree, f"Annotations/{stem}.xml", BLOOD_CELLS) for stem in stems]
+        return _checked([f"JPEGImages/{stem}.jpg" for stem in stems], objects, tree)
+
+    return BoxListing(part("trainval"), part("test"), len(BLOOD_CELLS))
+
+
+def _voc_objects(tree: FileTree, name: str, classes: Sequence[str]) -> Objects:
+    where = tree.where(name)
+    with tree.open(name) as file:
+        try:
+            root = ElementTree.fromstring(file.read())
+        except ElementTree.ParseError as error:
+            raise CorruptData(f"{where} is no XML: {error}.") from error
+    try:
+        width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
+        rows = [
+            [float(each.findtext(f"bndbox/{key}", "")) for key in ("xmin", "ymin", "xmax", "ymax")]
+            for each in root.iter("object")
+        ]
+    except ValueError as error:
+        raise CorruptData(f"{where} lacks a number: {error}.") from error
+    names = [each.findtext("name", "") for each in root.iter("object")]
+    unknown = sorted(set(names) - set(classes))
+    if unknown:
+        raise CorruptData(
+            f"{where} has an object of class {unknown[0]!r}, expected {', '.join(classes)}."
+        )
+    labels = [classes.index(each) + 1 for each in names]
+    return objects_of(rows, labels, (height, width), where)
+
+
+def nuclei(files: Sequence[Path]) -> BoxListing:
+    """Microscope images of the Data Science Bowl 2018 with a number for each nucleus in a mask."""
+    tree = tree_of(files, ("nuclei",))
+
+    def part(name: str) -> BoxFiles:
+        images = tree.below(name, IMAGE_ENDINGS)
+        masks = [f"{name}-masks/{Path(each).stem}.png" for each in images]
+        return _checked(images, [_by_mask(each) for each in masks], tree)
+
+    return BoxListing(part("train"), part("val"), 1)
+
+
+def _by_mask(name: str) -> Objects:
+    nothing = objects_of((), (), (0, 0), name)  # until the file is read
+    return replace(nothing, mask=name)
+
+
+def coco(files: Sequence[Path]) -> BoxListing:
+    """COCO 2017: train2017, val2017, and instances_*.json in annotations.
+
+    Training images without an object that is no crowd are left out: 117,266 stay.
+    """
+    tree = FileTree(files[0].parent.parent)
+    numbers: dict[int, int] = {}
+
+    def part(name: str, training: bool) -> BoxFiles:
+        path = f"annotations/instances_{name}.json"
+        with tree.open(path) as file:
+            content = json.load(file)
+        for each in sorted(content["categories"], key=lambda category: category["id"]):
+            numbers.setdefault(each["id"], len(numbers) + 1)
+        by_image: dict[int, list[dict[str, Any]]] = {}
+        for each in content["annotations"]:
+            if not (training and each.get("iscrowd")):
+                by_image.setdefault(each["image_id"], []).append(each)
+        images, objects = [], []
+        for image in sorted(content["images"], key=lambda image: image["id"]):
+            own = by_image.get(image["id"], [])
+            if training and not own:
+                continue
+            where = f"{tree.where(path)}, image {image['id']}"
+            unknown = [each["category_id"] for each in own if each["category_id"] not in numbers]
+            if unknown:
+                raise CorruptData(f"{where} has category {unknown[0]}, which is not listed.")
+            boxes = [(x, y, x + w, y + h) for x, y, w, h in (each["bbox"] for each in own)]
+            labels = [numbers[each["category_id"]] for each in own]
+            outlines = [each.get("segmentation") for each in own]
+            crowd = [bool(each.get("iscrowd")) for each in own]
+            size = image["height"], image["width"]
+            objects.append(objects_of(boxes, labels, size, where, outlines, crowd))
+            images.append(f"{name}/{image['file_name']}")
+        return _checked(images, objects, tree)
+
+    train = part("train2017", True)
+    return BoxListing(train, part("val2017", False), len(numbers))
+
+
+def objects_of(
+    boxes: Sequence[Sequence[float]],
+    labels: Sequence[int],
+    size: tuple[int, int],
+    where: str,
+    outlines: Sequence[Any] = (),
+    crowd: Sequence[bool] = (),
+) -> Objects:
+    """Checked: a box outside its image is an error, one without area is left out and told."""
+    kept = []
+    height, width = size
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        if min(left, top) < -WHOLE or right > width + WHOLE or bottom > height + WHOLE:
+            raise CorruptData(
+                f"{where}: box {number + 1}, {left:g} to {right:g} × {top:g} to {bottom:g}, leaves "
+                f"the image of {width}×{height} pixels."
+            )
+        if right > left and bottom > top:
+            kept.append(number)
+        else:
+            warnings.warn(f"{where}: box {number + 1} has no area and is left out.", stacklevel=2)
+    return Objects(
+        torch.tensor([boxes[i] for i in kept], dtype=torch.float32).view(-1, 4),
+        torch.tensor([labels[i] for i in kept], dtype=torch.long),
+        torch.tensor([bool(crowd) and crowd[i] for i in kept], dtype=torch.bool),
+        outlines=[outlines[i] for i in kept] if outlines else None,
+    )
+
+
+def _checked(images: list[str], objects: list[Objects], tree: FileTree) -> BoxFiles:
+    if not images:
+        raise MissingData(f"{tree.place} lists no images: expected some to train and test on.")
+    masks = [each.mask for each in objects if each.mask]
+    missing = next((name for name in (*images, *masks) if name not in tree), None)
+    if missing is not None:
+        raise MissingData(f"{tree.where(missing)} is listed, but is not there.")
+    return BoxFiles(images, objects, tree)
+
+
+def read_masks(files: BoxFiles, index: int, size: tuple[int, int]) -> Tensor | None:
+    """A number for each object and pixel (H, W), or masks (n, H, W) of COCO's outlines; or None."""
+    objects, tree = files.objects[index], files.tree
+    if objects.mask:
+        return _numbered(tree, objects.mask, size, files.images[index])
+    if objects.outlines is None:
+        return None
+    return torch.stack([_filled(each, size) for each in objects.outlines] or [torch.zeros(0)])
+
+
+def _numbered(tree: FileTree, name: str, size: tuple[int, int], image: str) -> Tensor:
+    where = tree.where(name)
+    _, pillow = libraries()
+    try:
+        with tree.open(name) as content, pillow.open(content) as file:
+            mode, (width, height) = file.mode, file.size
+            numbers = file.convert("I").tobytes()
+    except (OSError, SyntaxError, ValueError) as error:
+        if isinstance(error, CorruptData | MissingData):
+            raise
+        raise CorruptData(f"{where} cannot be read as an image: {error}.") from error
+    if mode not in ("P", "L", "I", "I;16"):
+        raise CorruptData(f"{where} is an image of mode {mode}, expected a number for each pixel.")
+    if (height, width) != size:
+        raise CorruptData(
+            f"{where} has {width}×{height} pixels, and its image {tree.where(image)} has "
+            f"{size[1]}×{size[0]}: expected the same."
+        )
+    return torch.frombuffer(bytearray(numbers), dtype=torch.int32).view(height, width)
+
+
+def _filled(outline: Any, size: tuple[int, int]) -> Tensor:
+    """COCO's polygons, or runs of pixels, as a mask."""
+    coding = require("faster_coco_eval.core.mask", "tasks", "masks of COCO")
+    height, width = size
+    if isinstance(outline, list):
+        coded = coding.merge(coding.frPyObjects(outline, height, width))
+    elif isinstance(outline.get("counts"), list):
+        coded = coding.frPyObjects(outline, height, width)
+    else:
+        coded = outline
+    return torch.as_tensor(coding.decode(coded)).bool()

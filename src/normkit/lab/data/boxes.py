@@ -1,0 +1,194 @@
+"""Batches of images with objects: lists, since sizes and numbers of objects differ.
+
+A batch is a list of images (3, H, W) from 0 to 1 and a list of targets as torchvision's detectors
+take them: boxes (n, 4), labels (n,) from 1 on, and masks (n, H, W) where the set has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from normkit.errors import OptionError
+from normkit.lab.data.box_files import read_masks
+from normkit.lab.data.files import find
+from normkit.lab.data.loaders import Loader, Sets, decoded, decoding_processes, libraries
+from normkit.lab.data.loading import check_kind
+from normkit.lab.data.maps import KEPT, UNUSED
+from normkit.lab.data.records import BoxFiles, BoxListing
+from normkit.lab.data.sampling import counts, generator
+from normkit.lab.data.sources import PUBLISHED
+from normkit.lab.experiment.records import Data
+
+Target = dict[str, Tensor]
+SMALLEST = 2  # pixels of a box that a window has cut off
+
+
+class BoxLoader(Loader):
+    """Images and their objects, of one of the sets."""
+
+    # what normalized images are made of: torchvision's detectors normalize them inside
+    scale, shift, white = torch.ones(1), torch.zeros(1), 1
+
+    def __init__(
+        self,
+        files: BoxFiles,
+        size: int | None,
+        flip: bool,
+        masks: bool,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        libraries()
+        self.device, self.files = torch.device(device), files
+        self.size, self.flip, self.masks = size, flip, masks
+        self.data = _ImagesWithObjects(files, masks)
+        self.kept: list[tuple[Tensor, Target]] | None = None
+        if len(files) <= KEPT:
+            self.kept = [self._moved(self.data[index]) for index in range(len(files))]
+        self.workers = decoding_processes(len(files))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def _load(
+        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    ) -> Iterator[Any]:
+        draws = torch.rand(len(self), 3, generator=generator("windows", seed, epoch)).tolist()
+        for (first, last), samples in zip(cuts, self._samples(order, cuts), strict=True):
+            if augment:
+                rows = zip(samples, draws[first:last], strict=True)
+                samples = [self.cut(image, target, draw) for (image, target), draw in rows]
+            yield [each.float() / 255 for each, _ in samples], [_filled(t) for _, t in samples]
+
+    def cut(self, image: Tensor, target: Target, draw: Sequence[float]) -> tuple[Tensor, Target]:
+        """A window at a random place, perhaps mirrored; what it leaves of an object stays."""
+        target = dict(target)
+        if self.size is not None:
+            height, width = (min(self.size, side) for side in image.shape[1:])
+            top = int(draw[0] * (image.shape[1] - height + 1))
+            left = int(draw[1] * (image.shape[2] - width + 1))
+            image = image[:, top : top + height, left : left + width]
+            if "numbers" in target:
+                target["numbers"] = target["numbers"][top : top + height, left : left + width]
+            if "masks" in target:
+                target["masks"] = target["masks"][:, top : top + height, left : left + width]
+            corner = target["boxes"].new_tensor([left, top, left, top])
+            limits = target["boxes"].new_tensor([width, height, width, height])
+            boxes = (target["boxes"] - corner).clamp(min=0).minimum(limits)
+            target["boxes"] = boxes
+            seen = ((boxes[:, 2:] - boxes[:, :2]) >= SMALLEST).all(1)
+            rows = ("boxes", "labels", "iscrowd", "ids", "masks")
+            target |= {key: target[key][seen] for key in rows if key in target}
+        if self.flip and draw[2] < 0.5:
+            image = image.flip(2)
+            for key in ("numbers", "masks"):
+                if key in target:
+                    target[key] = target[key].flip(-1)
+            begin, above, end, below = target["boxes"].unbind(1)
+            across = image.shape[2]
+            target["boxes"] = torch.stack([across - end, above, across - begin, below], dim=1)
+        return image, target
+
+    def _samples(self, order: Tensor, cuts: list[tuple[int, int]]) -> Iterator[list[Any]]:
+        rows = [order[first:last].tolist() for first, last in cuts]
+        if self.kept is not None:
+            for row in rows:
+                yield [self.kept[index] for index in row]
+            return
+        loader = DataLoader(
+            self.data,
+            batch_sampler=rows,
+            num_workers=min(self.workers, len(rows)),
+            collate_fn=list,
+            generator=generator("workers"),
+        )
+        for samples in loader:
+            yield [self._moved(each) for each in samples]
+
+    def _moved(self, sample: tuple[Tensor, Target]) -> tuple[Tensor, Target]:
+        image, target = sample
+        moved = {key: value.to(self.device) for key, value in target.items()}
+        return image.to(self.device), moved
+
+
+class _ImagesWithObjects(Dataset[tuple[Tensor, Target]]):
+    def __init__(self, files: BoxFiles, masks: bool) -> None:
+        self.files, self.masks = files, masks
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Target]:
+        files = self.files
+        name, objects = files.images[index], files.objects[index]
+        image = decoded(files.tree.where(name), lambda _: files.tree.open(name))
+        height, width = image.shape[1:]
+        boxes, labels, crowd = objects.boxes, objects.labels, objects.crowd
+        masks = read_masks(files, index, (height, width)) if self.masks or objects.mask else None
+        target: Target = {}
+        if masks is not None and objects.mask:  # numbers say where the objects are
+            ids = masks.unique()
+            target["numbers"], target["ids"] = masks, (ids := ids[ids > 0])
+            found = [(masks == each).nonzero() for each in ids]
+            corners = [[*p.amin(0).flip(0), *(p.amax(0).flip(0) + 1)] for p in found]
+            boxes = torch.tensor(corners, dtype=torch.float32).view(-1, 4)
+            labels = torch.ones(len(ids), dtype=torch.long)
+            crowd = torch.zeros(len(ids), dtype=torch.bool)
+        elif masks is not None and len(labels):
+            target["masks"] = masks
+        return image, {"boxes": boxes, "labels": labels, "iscrowd": crowd, **target}
+
+
+def _filled(target: Target) -> Target:
+    """With a mask for each object, where the objects are numbered."""
+    target = dict(target)
+    if "numbers" in target:
+        numbers, ids = target.pop("numbers"), target.pop("ids")
+        target["masks"] = numbers[None] == ids[:, None, None]
+    if "masks" in target:
+        target["masks"] = target["masks"].to(torch.uint8)
+    return target
+
+
+def box_listing(spec: Data) -> BoxListing:
+    """The files of a set of objects."""
+    check_has_boxes(spec)
+    content = find(PUBLISHED[spec.name], spec.path).read()
+    assert isinstance(content, BoxListing)
+    return content
+
+
+def check_has_boxes(spec: Data) -> None:
+    """Refuse a set of another kind, and changes that boxes do not go through."""
+    check_kind(spec, "boxes")
+    for key in UNUSED:
+        if getattr(spec, key):
+            raise OptionError(
+                f"data.{key} is not for images with objects: data.size and data.flip are."
+            )
+
+
+def load_boxes(spec: Data, masks: bool, device: torch.device | str) -> Sets:
+    """The sets that ``spec`` asks for. A validation set is drawn from the training images."""
+    listing = box_listing(spec)
+
+    def loader(files: BoxFiles) -> BoxLoader:
+        return BoxLoader(files, spec.size, spec.flip, masks, device)
+
+    left, aside = counts(len(listing.train), spec.validation, spec.subset, spec.name)
+    mixed = torch.randperm(len(listing.train), generator=generator("boxes", spec.split_seed))
+    train = loader(listing.train.take(mixed[aside : aside + left]))
+    validation = loader(listing.train.take(mixed[:aside])) if aside else None
+    test = loader(listing.test)
+    if masks and "numbers" not in test.data[0][1] and "masks" not in test.data[0][1]:
+        raise OptionError(f"{spec.name} has boxes and no masks. Try task.options.masks = false.")
+    _, height, width = train.data[0][0].shape
+    return Sets(
+        name=spec.name,
+        train=train,
+        validation=validation,
+        test=test,
+        classes=listing.classes,
+        shape=(3, spec.size or height, spec.size or width),
+    )

@@ -1,0 +1,124 @@
+"""native:faster_rcnn and native:mask_rcnn: torchvision's detectors with a ResNet and a pyramid.
+
+All norms are torch's batch norms, wherever the papers have any, so that a variant can put others
+there; ``frozen`` makes those of the backbone torchvision's FrozenBatchNorm2d, which is BN† of
+estimation-shift and what most fine-tuning does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from normkit.core.optional_dependencies import require
+from normkit.errors import OptionError, nearest
+
+HEADS = ("2fc", "4conv1fc")
+WIDTH = 256  # of the pyramid and of the convolutions in heads
+HIDDEN = 1024  # of the linear layers in box heads
+LEVELS = 5
+RATIOS = (0.5, 1.0, 2.0)
+
+
+def faster_rcnn(
+    classes: int,
+    shape: tuple[int, ...],
+    *,
+    backbone: str = "resnet50",
+    head: str = "2fc",
+    head_norms: bool = False,
+    frozen: bool = False,
+    min_size: int = 800,
+    max_size: int = 1333,
+    smallest_anchor: int = 32,
+    proposals: int = 1000,
+) -> nn.Module:
+    """A Faster R-CNN for so many classes, background included.
+
+    ``head_norms`` puts norms into the pyramid and the convolutions of the heads. Images are
+    scaled until their shorter side has ``min_size`` pixels, or the longer one ``max_size``.
+    ``proposals`` of an image go into the box head in a test; in training it learns from up to 512
+    of twice as many.
+    """
+    detection, options = _parts(
+        backbone, head, head_norms, frozen, min_size, max_size, smallest_anchor, proposals
+    )
+    model: nn.Module = detection.FasterRCNN(num_classes=classes, **options)
+    return model
+
+
+def mask_rcnn(
+    classes: int,
+    shape: tuple[int, ...],
+    *,
+    backbone: str = "resnet50",
+    head: str = "2fc",
+    head_norms: bool = False,
+    frozen: bool = False,
+    min_size: int = 800,
+    max_size: int = 1333,
+    smallest_anchor: int = 32,
+    proposals: int = 1000,
+) -> nn.Module:
+    """A Mask R-CNN, with the options of ``faster_rcnn``."""
+    detection, options = _parts(
+        backbone, head, head_norms, frozen, min_size, max_size, smallest_anchor, proposals
+    )
+    heads = require("torchvision.models.detection.mask_rcnn", "models", "Mask R-CNN")
+    norm = nn.BatchNorm2d if head_norms else None
+    options["mask_head"] = heads.MaskRCNNHeads(WIDTH, (WIDTH,) * 4, 1, norm_layer=norm)
+    model: nn.Module = detection.MaskRCNN(num_classes=classes, **options)
+    return model
+
+
+def _parts(
+    backbone: str,
+    head: str,
+    head_norms: bool,
+    frozen: bool,
+    min_size: int,
+    max_size: int,
+    smallest_anchor: int,
+    proposals: int,
+) -> tuple[Any, dict[str, Any]]:
+    if head not in HEADS:
+        raise OptionError(f"head={head!r}. {nearest(str(head), HEADS)}")
+    if head_norms and head == "2fc":
+        raise OptionError('head_norms needs convolutions in the box head. Try head = "4conv1fc".')
+    vision = require("torchvision.models", "models", "detection")
+    detection = vision.detection
+    ops = require("torchvision.ops", "models", "detection")
+    anchors = require("torchvision.models.detection.anchor_utils", "models", "detection")
+    boxes = require("torchvision.models.detection.faster_rcnn", "models", "detection")
+    pyramids = require("torchvision.models.detection.backbone_utils", "models", "detection")
+    names = [name for name in vision.list_models(vision) if name.startswith(("resnet", "resnext"))]
+    if backbone not in names:
+        raise OptionError(f"backbone={backbone!r}. {nearest(str(backbone), names)}")
+    norm = ops.FrozenBatchNorm2d if frozen else nn.BatchNorm2d
+    network = vision.get_model(backbone, weights=None, norm_layer=norm)
+    width = network.fc.in_features // 8
+    pyramid = pyramids.BackboneWithFPN(
+        network,
+        {f"layer{i}": str(i - 1) for i in range(1, 5)},
+        [width * 2**i for i in range(4)],
+        WIDTH,
+        norm_layer=nn.BatchNorm2d if head_norms else None,
+    )
+    sizes = tuple((smallest_anchor * 2**level,) for level in range(LEVELS))
+    inside = (WIDTH, 7, 7)
+    if head == "2fc":
+        box_head: nn.Module = boxes.TwoMLPHead(WIDTH * 7 * 7, HIDDEN)
+    else:
+        inner = nn.BatchNorm2d if head_norms else None
+        box_head = boxes.FastRCNNConvFCHead(inside, [WIDTH] * 4, [HIDDEN], norm_layer=inner)
+    return detection, {
+        "backbone": pyramid,
+        "min_size": min_size,
+        "max_size": max_size,
+        "rpn_anchor_generator": anchors.AnchorGenerator(sizes, (RATIOS,) * LEVELS),
+        "box_head": box_head,
+        "rpn_post_nms_top_n_test": proposals,
+        "rpn_post_nms_top_n_train": 2 * proposals,
+        "box_batch_size_per_image": min(512, proposals),
+    }

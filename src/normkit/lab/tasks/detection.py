@@ -1,0 +1,186 @@
+"""Detection of objects by boxes and masks: torchvision's detectors, COCO's average precision."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.core.optional_dependencies import require
+from normkit.errors import OptionError
+from normkit.lab.data import Sets
+from normkit.lab.data.boxes import box_listing, check_has_boxes, load_boxes
+from normkit.lab.experiment.records import Setting
+from normkit.lab.models.build import build
+from normkit.lab.results import Epoch, TaskMetric
+from normkit.lab.tasks.base import Evaluation, Losses, Task, TaskError, Values
+from normkit.lab.tasks.drawing import beside
+from normkit.lab.tasks.sets import is_own
+
+BOXES = ("ap", "ap50", "ap75")
+MASKS = ("mask_ap", "mask_ap50", "mask_ap75")
+EVALUATED = 8  # images of a batch
+PICTURES = 3
+SHOWN = 0.5  # score from which on an answer is drawn
+NOTHING = 1e-3  # of AP50: what a detector that has learned nothing may reach
+
+
+class Detection(Task):
+    """Objects in images. With ``masks`` the detector is judged by masks as well.
+
+    A model is called as torchvision's are: ``model(images, targets)`` gives losses by name in
+    training mode, ``model(images)`` boxes, labels, scores and masks in eval mode.
+    """
+
+    def __init__(self, masks: bool = False) -> None:
+        self.masks = masks
+        names = (*BOXES, *MASKS) if masks else BOXES
+        self.metrics: Mapping[str, TaskMetric] = {name: TaskMetric() for name in names}
+
+    # ---------------------------------------------------------------- data and model
+
+    def check(self, setting: Setting) -> None:
+        if not is_own(setting.data.name):
+            check_has_boxes(setting.data)
+
+    def load(self, setting: Setting, device: torch.device | str) -> Sets:
+        if is_own(setting.data.name):
+            return super().load(setting, device)
+        return load_boxes(setting.data, self.masks, device)
+
+    def locate(self, setting: Setting) -> None:
+        if is_own(setting.data.name):
+            super().locate(setting)
+        else:
+            box_listing(setting.data)
+
+    def evaluation_batches(self, part: str) -> Iterator[Any]:
+        for batch in getattr(self.sets, part).batches(EVALUATED):
+            yield self.format.nested(batch)
+
+    def network(self, setting: Setting, classes: int, shape: tuple[int, ...]) -> nn.Module:
+        """The background is a class more."""
+        return build(setting.model, classes + 1, shape, folder=setting.code.folder)
+
+    def example(self, shape: tuple[int, ...], samples: int) -> list[Tensor]:
+        return [torch.rand(*shape) for _ in range(samples)]
+
+    def try_model(
+        self, model: nn.Module, samples: int, classes: int, shape: tuple[int, ...]
+    ) -> None:
+        images = self.example(shape, samples)
+        height, width = shape[1:]
+        box = torch.tensor([[0.25 * width, 0.25 * height, 0.75 * width, 0.75 * height]])
+        target = {"boxes": box, "labels": torch.tensor([classes])}
+        if self.masks:
+            target["masks"] = torch.ones(1, height, width, dtype=torch.uint8)
+        if model.training:
+            losses = model(images, [dict(target) for _ in images])
+            if not isinstance(losses, Mapping) or not losses:
+                raise OptionError(
+                    f"the model gives a {type(losses).__name__} for images and targets, expected "
+                    "losses by name. Try native:faster_rcnn."
+                )
+            return
+        answers = model(images)
+        wanted = {"boxes", "labels", "scores"} | ({"masks"} if self.masks else set())
+        lacking = wanted - set(answers[0]) if answers else wanted
+        if lacking:
+            raise OptionError(
+                f"the model's answers have no {', '.join(sorted(lacking))}."
+                + " Try native:mask_rcnn." * ("masks" in lacking)
+            )
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        images, targets = batch
+        return model(images, targets) if model.training else model(images)
+
+    # ---------------------------------------------------------------- training and judging
+
+    def loss(self, model: nn.Module, batch: Any) -> Losses:
+        images, targets = batch
+        if not images:
+            raise TaskError("A batch has no images: expected one or more.")
+        with self.format.autocast():
+            losses: Mapping[str, Tensor] = model(images, targets)
+        return {name.removeprefix("loss_"): value.float() for name, value in losses.items()}
+
+    def evaluation(self, part: str) -> DetectionScore:
+        return DetectionScore(self)
+
+    def collapsed(self, epochs: Sequence[Epoch]) -> str | None:
+        """Hardly anything found."""
+        if not epochs:
+            return ""
+        name = "mask_ap50" if self.masks else "ap50"
+        score = statistics.median(each.test(name) for each in epochs)
+        return "" if score > NOTHING else f"AP50 {score:.2%}: no objects were found"
+
+    def pictures(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+        """A test image with its objects, and with the answers."""
+        drawing = require("torchvision.utils", "models", "pictures of boxes")
+        for number, (images, targets) in enumerate(self.evaluation_batches("test")):
+            if number == PICTURES:
+                return
+            (answer,) = model(images[:1])
+            sure = answer["scores"] > SHOWN
+            answer = {key: value[sure] for key, value in answer.items()}
+            shown = []
+            for objects in (targets[0], answer):
+                image = (images[0].float().clamp(0, 1) * 255).to(torch.uint8).cpu()
+                if self.masks and len(objects["masks"]):
+                    masks = objects["masks"].cpu().view(-1, *image.shape[1:]) > 0.5
+                    image = drawing.draw_segmentation_masks(image, masks, alpha=0.5)
+                if len(objects["boxes"]):
+                    boxes = objects["boxes"].float().cpu()
+                    image = drawing.draw_bounding_boxes(image, boxes, colors="yellow", width=2)
+                shown.append(image / 255)
+            caption = f"{len(targets[0]['boxes'])} objects, {int(sure.sum())} found"
+            yield f"a test image, {caption}: the truth and the answer", beside(*shown)
+
+
+class DetectionScore(Evaluation):
+    """Average precision as COCO defines it, by torchmetrics."""
+
+    def __init__(self, task: Detection) -> None:
+        self.task = task
+        metrics = require("torchmetrics.detection", "tasks", "detection")
+        require("faster_coco_eval", "tasks", "average precision")
+        kinds = ("bbox", "segm") if task.masks else ("bbox",)
+        self.precision = metrics.MeanAveragePrecision(iou_type=kinds, backend="faster_coco_eval")
+        self.precision.warn_on_many_detections = False
+
+    def add(self, model: nn.Module, batch: Any) -> None:
+        images, targets = batch
+        with self.task.format.autocast():
+            answers = model(images)
+        keys = ("boxes", "labels", "scores", "masks")
+        self.precision.update(
+            [_judged(each, keys) for each in answers],
+            [_judged(each, ("boxes", "labels", "iscrowd", "masks")) for each in targets],
+        )
+
+    def values(self) -> Values:
+        found = self.precision.compute()
+        values: dict[str, float | list[float]] = {}
+        both = (("bbox_", BOXES), ("segm_", MASKS)) if self.task.masks else (("", BOXES),)
+        for prefix, names in both:
+            for name, theirs in zip(names, ("map", "map_50", "map_75"), strict=True):
+                # COCO says −1 where there was no object to be found
+                values[name] = max(0.0, float(found[f"{prefix}{theirs}"]))
+        return values
+
+
+def _judged(objects: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tensor]:
+    """On the CPU, where the matching is done, as torchmetrics wants it."""
+    chosen = {key: objects[key].detach().cpu() for key in keys if key in objects}
+    chosen["boxes"] = chosen["boxes"].float()
+    if "iscrowd" in chosen:
+        chosen["iscrowd"] = chosen["iscrowd"].long()
+    if "masks" in chosen:
+        masks = chosen["masks"].float() > 0.5
+        chosen["masks"] = masks.view(-1, *masks.shape[-2:])
+    return chosen

@@ -1,0 +1,258 @@
+"""Detection on a handful of small images in the layouts of BCCD, nuclei and COCO."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from normkit.errors import NormkitError, OptionError
+from normkit.lab.data import sources
+from normkit.lab.data.box_files import coco
+from normkit.lab.data.boxes import BoxLoader, box_listing
+from normkit.lab.experiment import Data, Run, Setting
+from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train, Watch
+from normkit.lab.models import build
+from normkit.lab.tasks import load_sets, make_task
+from normkit.lab.tasks.detection import DetectionScore
+from normkit.lab.train import Training
+
+Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("torchmetrics")
+pytest.importorskip("faster_coco_eval")
+SMALL = {
+    "backbone": "resnet18", "min_size": 48, "max_size": 64, "smallest_anchor": 8, "proposals": 8,
+}  # fmt: skip
+XML = """<annotation><size><width>64</width><height>48</height></size>{}</annotation>"""
+OBJECT = """<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax>
+<ymax>{}</ymax></bndbox></object>"""
+
+
+@pytest.fixture
+def blood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four images with a white cell at another place each; two to test on."""
+    root = tmp_path / "BCCD"
+    for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (root / folder).mkdir(parents=True)
+    for number in range(6):
+        image = Image.new("RGB", (64, 48), (30, 30, 30))
+        left = 4 * number
+        image.paste((250, 250, 250), (left, 8, left + 20, 32))
+        image.save(root / "JPEGImages" / f"cell_{number}.jpg")
+        write(root, number, OBJECT.format("WBC", left, 8, left + 20, 32))
+    lists = {"trainval": range(4), "test": range(4, 6)}
+    for name, numbers in lists.items():
+        text = "\n".join(f"cell_{number}" for number in numbers)
+        (root / "ImageSets/Main" / f"{name}.txt").write_text(text + "\n")
+    monkeypatch.setitem(
+        sources.PUBLISHED, "bccd", dataclasses.replace(sources.BCCD, samples=(4, 2))
+    )
+    return tmp_path
+
+
+def write(root: Path, number: int, objects: str) -> None:
+    (root / "Annotations" / f"cell_{number}.xml").write_text(XML.format(objects))
+
+
+@pytest.fixture
+def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Images of two sizes with two numbered nuclei each."""
+    root = tmp_path / "nuclei"
+    for part, many in (("train", 2), ("val", 1)):
+        (root / part).mkdir(parents=True)
+        (root / f"{part}-masks").mkdir()
+        for number in range(many):
+            size = (64, 48 + 8 * number)
+            image, mask = Image.new("RGB", size), Image.new("L", size, 0)
+            for nucleus, left in ((1, 4), (2, 36)):
+                image.paste((200, 200, 200), (left, 10, left + 16, 30))
+                mask.paste(nucleus, (left, 10, left + 16, 30))
+            image.save(root / part / f"n{number}.png")
+            mask.save(root / f"{part}-masks" / f"n{number}.png")
+    monkeypatch.setitem(
+        sources.PUBLISHED, "nuclei", dataclasses.replace(sources.NUCLEI, samples=(2, 1))
+    )
+    return tmp_path
+
+
+def setting(place: Path, name: str = "bccd", **changes: object) -> Setting:
+    masks = name == "nuclei"
+    given = Setting(
+        Data(name, path=str(place), flip=True),
+        Model("native:mask_rcnn" if masks else "native:faster_rcnn", options=SMALL),
+        (ModelStep("norm", "gn"),),
+        Train(epochs=1, batch=2, lr=0.005),
+        task=TaskSpec("detection", {"masks": masks}),
+    )
+    return dataclasses.replace(given, **changes)  # type: ignore[arg-type]
+
+
+def test_boxes_are_trained_and_judged(blood: Path) -> None:
+    watched = setting(
+        blood, steps=(ModelStep("norm", "bn"),), watch=Watch(("esm", "stat_diff", "condensation"))
+    )
+    training = Training(Run(watched, 1), load_sets(watched))
+    before = training.trainer.model.backbone.body.conv1.weight.detach().clone()
+    while training.step():
+        pass
+    assert not torch.equal(training.trainer.model.backbone.body.conv1.weight, before)
+    result = training.result()
+    last = result.epochs[-1]
+    assert 0 <= last.test("ap") <= last.test("ap50") <= 1
+    parts = ("classifier", "box_reg", "objectness", "rpn_box_reg")
+    assert last.train_loss == pytest.approx(sum(last.metrics[f"train_{each}"] for each in parts))
+    assert len(last.measures["esm_mean"]) == 20  # the batch norms of a ResNet-18
+    assert len(result.pictures) == 1
+
+
+def test_masks_are_trained_and_judged(cells: Path) -> None:
+    asked = setting(cells, "nuclei", data=Data("nuclei", path=str(cells), size=48, flip=True))
+    training = Training(Run(asked, 1), load_sets(asked))
+    while training.step():
+        pass
+    last = training.result().epochs[-1]
+    assert "train_mask" in last.metrics
+    assert 0 <= last.test("mask_ap") <= last.test("mask_ap50") <= 1
+
+
+def test_the_score_is_cocos(blood: Path) -> None:
+    task = make_task(setting(blood))
+    score = DetectionScore.__new__(DetectionScore)
+    DetectionScore.__init__(score, task)  # type: ignore[arg-type]
+    task.format = type("Plain", (), {"autocast": torch.no_grad})()  # type: ignore[assignment]
+    truth = {"boxes": torch.tensor([[0.0, 0, 10, 10]]), "labels": torch.tensor([1])}
+
+    def answer(images: object) -> list[dict[str, torch.Tensor]]:
+        """Of two images one is right, the other 6/10 of the box: an IoU of 0.6."""
+        scores = torch.tensor([0.9])
+        part = {**truth, "boxes": torch.tensor([[0.0, 0, 10, 6]]), "scores": scores}
+        return [{**truth, "scores": scores}, part]
+
+    score.add(answer, ([None, None], [truth, truth]))  # type: ignore[arg-type]
+    values = score.values()
+    assert values["ap50"] == pytest.approx(1)
+    # right at 0.5, 0.55 and, just, 0.6 (10 thresholds); above that half of the objects are found
+    assert values["ap75"] == pytest.approx(0.504, abs=0.002)
+
+
+def test_a_window_takes_boxes_and_masks_along(cells: Path) -> None:
+    files = box_listing(Data("nuclei", path=str(cells))).train
+    loader = BoxLoader(files, 32, flip=True, masks=True)
+    image, target = loader.data[0]
+    assert target["boxes"].tolist() == [[4, 10, 20, 30], [36, 10, 52, 30]]
+    cut, objects = loader.cut(image, target, [0.0, 0.999, 0.1])  # the right end, mirrored
+    assert cut.shape == (3, 32, 32)
+    assert objects["boxes"].tolist() == [[12, 10, 28, 30]]
+    assert (objects["numbers"] == 2).sum() == 16 * 20
+    # a mask and its box say the same after all of it
+    (_, [found, _]) = next(loader.batches(2, seed=1, epoch=0, augment=True))
+    for box, mask in zip(found["boxes"].long(), found["masks"], strict=True):
+        left, top, right, bottom = box.tolist()
+        assert mask.sum() == mask[top:bottom, left:right].sum() > 0
+
+
+def test_an_image_without_objects_is_trained_on(blood: Path) -> None:
+    write(blood / "BCCD", 0, "")
+    asked = setting(blood)
+    images, targets = next(load_sets(asked).train.batches(4))
+    assert targets[0]["boxes"].shape == (0, 4)
+    model = build(asked.model, 4, (3, 48, 64)).train()
+    losses = model(images, targets)
+    assert all(torch.isfinite(each) for each in losses.values())
+
+
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        (OBJECT.format("WBC", 50, 8, 70, 30), r"cell_2\.xml: box 1, 50 to 70 .* leaves the image"),
+        (OBJECT.format("Wolf", 5, 8, 20, 30), r"cell_2\.xml has an object of class 'Wolf'"),
+        (OBJECT.format("WBC", "x", 8, 20, 30), r"cell_2\.xml lacks a number"),
+        ("<object>", r"cell_2\.xml is no XML"),
+    ],
+)
+def test_objects_that_cannot_be_are_named_before_training(
+    blood: Path, objects: str, message: str
+) -> None:
+    write(blood / "BCCD", 2, objects)
+    with pytest.raises(NormkitError, match=message):
+        make_task(setting(blood)).locate(setting(blood))
+
+
+def test_a_box_without_area_is_left_out_and_told(blood: Path) -> None:
+    both = OBJECT.format("RBC", 3, 3, 3, 9) + OBJECT.format("WBC", 5, 8, 20, 30)
+    write(blood / "BCCD", 2, both)
+    with pytest.warns(UserWarning, match=r"cell_2\.xml: box 1 has no area and is left out"):
+        listing = box_listing(setting(blood).data)
+    assert listing.train.objects[2].labels.tolist() == [2]
+
+
+def test_a_mask_of_another_size_is_named(cells: Path) -> None:
+    Image.new("L", (8, 8), 1).save(cells / "nuclei" / "train-masks" / "n1.png")
+    with pytest.raises(NormkitError, match=r"n1\.png has 8×8 pixels, and its image .* 64×56"):
+        load_sets(setting(cells, "nuclei"))
+
+
+def test_what_does_not_fit_together_is_refused(blood: Path) -> None:
+    with pytest.raises(OptionError, match=r"'digits', which has a label.*Try bccd, nuclei"):
+        make_task(setting(blood, data=Data("digits")))
+    with pytest.raises(OptionError, match=r"bccd has boxes and no masks"):
+        load_sets(setting(blood, task=TaskSpec("detection", {"masks": True})))
+    masks = make_task(setting(blood, task=TaskSpec("detection", {"masks": True})))
+    model = build(Model("native:faster_rcnn", options=SMALL), 4, (3, 48, 64)).eval()
+    with pytest.raises(OptionError, match=r"answers have no masks\. Try native:mask_rcnn"):
+        masks.try_model(model, 1, 3, (3, 48, 64))
+    with pytest.raises(OptionError, match="head_norms needs convolutions"):
+        build(Model("native:faster_rcnn", options={**SMALL, "head_norms": True}), 4, (3, 48, 64))
+
+
+def test_norms_are_where_the_papers_have_them() -> None:
+    def many(**options: object) -> int:
+        model = build(Model("native:mask_rcnn", options={**SMALL, **options}), 4, (3, 48, 64))
+        return sum(isinstance(each, torch.nn.BatchNorm2d) for each in model.modules())
+
+    assert many() == 20
+    assert many(frozen=True) == 0
+    # eight convolutions of the pyramid, four of each head
+    assert many(head="4conv1fc", head_norms=True) == 20 + 8 + 4 + 4
+
+
+def test_coco_is_read_by_its_annotations(tmp_path: Path) -> None:
+    (tmp_path / "annotations").mkdir()
+    square = [[10, 10, 30, 10, 30, 30, 10, 30]]
+    one = {"image_id": 7, "category_id": 18, "bbox": [10, 10, 20, 20], "segmentation": square}
+    runs = {"counts": [0, 48 * 64], "size": [48, 64]}
+    crowd = {**one, "bbox": [0, 0, 64, 48], "iscrowd": 1, "segmentation": runs}
+    for part in ("train2017", "val2017"):
+        (tmp_path / part).mkdir()
+        Image.new("RGB", (64, 48)).save(tmp_path / part / "000007.jpg")
+        content = {
+            "categories": [{"id": 18, "name": "dog"}, {"id": 2, "name": "bicycle"}],
+            "images": [
+                {"id": 7, "file_name": "000007.jpg", "height": 48, "width": 64},
+                {"id": 8, "file_name": "000008.jpg", "height": 48, "width": 64},
+            ][: 2 if part == "train2017" else 1],
+            "annotations": [one, crowd],
+        }
+        (tmp_path / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
+    listing = coco([tmp_path / "annotations" / "instances_train2017.json"])
+    assert (len(listing.train), len(listing.test), listing.classes) == (1, 1, 2)
+    assert listing.train.objects[0].labels.tolist() == [2]
+    assert listing.test.objects[0].crowd.tolist() == [False, True]
+    _, target = BoxLoader(listing.train, None, False, masks=True).data[0]
+    assert int(target["masks"].sum()) == pytest.approx(400, abs=45)  # edges are rounded
+
+
+@pytest.mark.filterwarnings("ignore:.*has no area")
+def test_the_real_sets() -> None:
+    if not os.environ.get("NORMKIT_DATA"):
+        pytest.skip("NORMKIT_DATA is not set: BCCD and nuclei are not there")
+    try:
+        blood, cells = box_listing(Data("bccd")), box_listing(Data("nuclei"))
+    except NormkitError as error:
+        pytest.skip(str(error))
+    assert sum(len(each.labels) for p in (blood.train, blood.test) for each in p.objects) == 4886
+    assert (len(cells.train), len(cells.test)) == (531, 133)
