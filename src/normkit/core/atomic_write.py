@@ -58,6 +58,9 @@ def _save(save: Save, name: Path, path: Path) -> None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
     except Exception as error:  # full disks and closed folders have many names in torch's writers
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, OSError) and cause.errno is not None:  # what torch met and renamed
+            raise OSError(cause.errno, cause.strerror, str(path)) from error
         first = str(error).strip().partition("\n")[0].rstrip(".")
         raise OSError(f"{path} could not be written: {type(error).__name__}: {first}.") from error
 
