@@ -73,6 +73,9 @@ def test_a_store_that_cannot_be_written_is_read(folder: Path) -> None:
     with Store(path) as store:
         store.add(RUNS)
         store.finish(result(IDS[0]))
+    with Reader(path) as store:
+        assert len(store.results()) == 1
+    assert [file.name for file in folder.iterdir()] == ["my.sqlite"]  # a reader leaves nothing
     with read_only(folder), Reader(path) as store:
         assert store.results() == {IDS[0]: result(IDS[0])}
         assert store.status()[IDS[1]].state == WAITING

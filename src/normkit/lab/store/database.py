@@ -80,7 +80,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     as it lies there: by itself, or, where a log holds results that are not in it yet, as a copy.
     """
     with translated_errors(path):
-        for how in ("mode=ro", "mode=rw"):  # the second may make that file
+        for how in ("mode=rw", "mode=ro"):  # the first may make that file, and takes it away again
             try:
                 return _open_to_read(path, how)
             except sqlite3.OperationalError as error:
