@@ -64,6 +64,8 @@ def main() -> None:
                 how = f"fitted on {count}" + (f", {steps} steps" if steps else "")
                 rows.append((target, how, accuracy(model), took, took / (forward * count)))
                 print(_row(*rows[-1]), report, sep="\n    ", flush=True)
+                if options.layers:
+                    print(report.table(), flush=True)
     print("\n| | | accuracy | seconds | forwards |\n|---|---|---|---|---|")
     for row in rows:
         print("| {} | {} | {:.1f} | {:.1f} | {:.1f} |".format(*row))
@@ -82,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--pixels", type=int, default=112)
     add("--shrink", type=float, default=0.0, help="1 are least squares, 0 keeps variances (0)")
     add("--distill", type=int, default=0, metavar="STEPS", help="go on after the fit (0)")
+    add("--layers", action="store_true", help="also print how well each norm was fitted")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser
 

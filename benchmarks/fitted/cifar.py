@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.fitted import rows
-from benchmarks.fitted.conversions import fitted, plain, refusal
+from benchmarks.fitted.conversions import fitted, only_fitted, plain, refusal
 from normkit.core.precision import deterministic_cudnn
 from normkit.errors import NormkitError
 from normkit.lab.data import load
@@ -82,7 +82,8 @@ class Conversions:
         closer = target in CLOSER
         steps = steps if closer else steps // 4
         try:
-            row("plain", 0, plain(self.model, target))
+            if not only_fitted(target):
+                row("plain", 0, plain(self.model, target))
             for count in IMAGES if closer else IMAGES[:2]:
                 model, seconds, report = fitted(self.model, target, self.images[:count])
                 row("fitted", count, model, seconds=seconds, agreement=report.agreement)

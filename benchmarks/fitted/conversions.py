@@ -27,6 +27,11 @@ def options_of(target: str) -> tuple[str, dict[str, Any]]:
     return name, {"groups": int(groups), "group_policy": "gcd"}
 
 
+def only_fitted(target: str) -> bool:
+    """Whether there is no conversion without images: the fit chooses the groups."""
+    return target.endswith(":fit")
+
+
 def plain(model: nn.Module, target: str) -> nn.Module:
     """A converted copy; scales and shifts are carried."""
     name, options = options_of(target)
@@ -57,6 +62,18 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def of_device(error: BaseException) -> bool:
+    """Whether the GPU failed, mostly for want of memory, and not the method.
+
+    Its libraries say so in words of their own: where another process has taken the last of the
+    memory, a handle cannot be created.
+    """
+    said = str(error).lower()
+    return any(word in said for word in ("cuda", "cudnn", "cublas", "cusolver", "out of memory"))
+
+
 def refusal(error: Exception) -> str:
-    """The first sentence of what is said against a conversion."""
+    """The first sentence of what is said against a conversion; failures of the GPU are raised."""
+    if of_device(error):
+        raise error
     return " ".join(str(error).split())[:200]

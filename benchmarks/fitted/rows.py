@@ -20,6 +20,13 @@ def append(path: Path, row: Row) -> None:
         os.close(file)
 
 
+def note_missing(path: Path, job: str, why: str) -> None:
+    """Say why something could not be measured, or, with an empty reason, that it is there now."""
+    before = read(path, kind="missing", job=job)
+    if why or (before and before[-1]["why"]):
+        append(path, {"kind": "missing", "job": job, "why": why})
+
+
 def read(path: Path, **wanted: Any) -> list[Row]:
     """The rows whose entries are as wanted; a last line that was cut off is left out."""
     if not path.exists():

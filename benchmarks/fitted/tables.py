@@ -15,15 +15,24 @@ NAMES = {
 }  # fmt: skip
 
 
+NONE = "–"  # not measured
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student's t, by the number of values
+
+
 def tables(rows: Sequence[Row]) -> str:
-    parts = [
-        ("Lite0 on PACS, right after conversion", _after_conversion(rows)),
-        ("The starts of fine-tuning, over seeds", _starts(rows)),
-        ("Fine-tuning", _fine_tuning(rows)),
-        ("Fine-tuning, by learning rate", _by_rate(rows)),
-        ("ResNet-18 on CIFAR-10, right after conversion", _cifar(rows)),
-    ]
-    return "\n\n".join(f"### {title}\n{text}" for title, text in parts if text)
+    return "\n\n".join(f"### {title}\n{text}" for title, text in sections(rows).items() if text)
+
+
+def sections(rows: Sequence[Row]) -> dict[str, str]:
+    return {
+        "Lite0 on PACS, right after conversion": _after_conversion(rows),
+        "The starts of fine-tuning, over seeds": _starts(rows),
+        "Fine-tuning": _fine_tuning(rows),
+        "Fine-tuning, differences of paired seeds": _differences(rows),
+        "Fine-tuning, by learning rate": _by_rate(rows),
+        "ResNet-18 on CIFAR-10, right after conversion": _cifar(rows),
+        f"Not measured ({NONE})": _missing(rows),
+    }
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -64,9 +73,9 @@ def _after_conversion(rows: Sequence[Row]) -> str:
 
     def cell(target: str, how: str, domain: str) -> str:
         own = _select(rows, target=target, domain=domain)
-        if how != "plain" and _refused(own):
-            return "refused"
         values = [row["test"] for row in own if row.get("how") == how]
+        if not values and how != "plain" and any("refused" in row for row in own):
+            return "refused"
         return percent(values[-1]) if values else ""
 
     lines = []
@@ -76,14 +85,10 @@ def _after_conversion(rows: Sequence[Row]) -> str:
         for how in hows:
             cells = [cell(target, how, domain) for domain in domains]
             if any(cells):
-                lines.append([target, how, *cells])
+                lines.append([target, how, *(each or NONE for each in cells)])
     table = markdown(["", "", *domains], lines)
     refusals = {r["target"]: r["refused"] for r in rows if "refused" in r}
     return "\n".join([table, *(f"\n{name}: {why}" for name, why in refusals.items())])
-
-
-def _refused(rows: Iterable[Row]) -> bool:
-    return any("refused" in row for row in rows)
 
 
 def _starts(rows: Sequence[Row]) -> str:
@@ -137,7 +142,12 @@ def chosen(rows: Sequence[Row]) -> tuple[float, list[float]] | None:
     if not tried or min(counts.values()) < len(CHOOSING):
         return None
     lr = best_rate(tried)
-    return lr, _by_seed(row for row in rows if row["lr"] == lr)
+    return lr, list(_seeds(rows, lr).values())
+
+
+def _seeds(rows: Iterable[Row], lr: float) -> dict[int, float]:
+    """One test accuracy a seed, the last if one was measured again after an interruption."""
+    return {row["seed"]: row["test"] for row in rows if row["lr"] == lr}
 
 
 def _fine_tuning(rows: Sequence[Row]) -> str:
@@ -147,9 +157,39 @@ def _fine_tuning(rows: Sequence[Row]) -> str:
         for method in METHODS:
             own = _select(rows, kind="finetune", batch=batch, domain=domain, method=method)
             best = chosen(own)
-            line.append("" if best is None else f"{spread(best[1])} @ {best[0]:g}")
+            line.append(NONE if best is None else f"{spread(best[1])} @ {best[0]:g}")
         lines.append(line)
     return markdown(["batch", "domain", *(NAMES[method] for method in METHODS)], lines)
+
+
+def _differences(rows: Sequence[Row]) -> str:
+    """In points, with the 95 % interval over the seeds that both have."""
+    pairs = [(new, old) for new in ("fitted", "distilled") for old in ("frozen", "bn")]
+    lines = []
+    for batch, domain in _cells(rows):
+        cells = []
+        for pair in pairs:
+            values = []
+            for method in pair:
+                own = _select(rows, kind="finetune", batch=batch, domain=domain, method=method)
+                best = chosen(own)
+                values.append({} if best is None else _seeds(own, best[0]))
+            gaps = [
+                100 * (values[0][seed] - values[1][seed]) for seed in values[0].keys() & values[1]
+            ]
+            cells.append(_interval(gaps))
+        if set(cells) != {NONE}:
+            lines.append([str(batch), domain, *cells])
+    names = [f"{NAMES[new]} − {NAMES[old]}" for new, old in pairs]
+    return markdown(["batch", "domain", *names], lines)
+
+
+def _interval(values: Sequence[float]) -> str:
+    if len(values) not in T95:
+        return NONE
+    half = T95[len(values)] * stdev(values) / len(values) ** 0.5
+    text = f"{mean(values):+.1f} ± {half:.1f}"
+    return text if len(values) == 5 else f"{text} ({len(values)})"
 
 
 def _by_rate(rows: Sequence[Row]) -> str:
@@ -162,6 +202,21 @@ def _by_rate(rows: Sequence[Row]) -> str:
             cells = []
             for lr in rates:
                 values = [r["test"] for r in own if r["lr"] == lr and r["seed"] in CHOOSING]
-                cells.append(percent(mean(values)) if values else "")
-            lines.append([str(batch), domain, NAMES[method], *cells])
+                cells.append(percent(mean(values)) if values else NONE)
+            if set(cells) != {NONE}:
+                lines.append([str(batch), domain, NAMES[method], *cells])
     return markdown(["batch", "domain", "", *(f"{lr:g}" for lr in rates)], lines)
+
+
+# -------------------------------------------------------------------- what there is not
+
+
+def _missing(rows: Sequence[Row]) -> str:
+    """Jobs that failed and were not done later, by reason."""
+    last = {row["job"]: row["why"] for row in _select(rows, kind="missing")}
+    reasons = [why for why in dict.fromkeys(last.values()) if why]
+    lines = [
+        f"- {why}: {', '.join(job for job, reason in last.items() if reason == why)}"
+        for why in reasons
+    ]
+    return "\n".join(lines)

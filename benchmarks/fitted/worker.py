@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.fitted import cifar, finetuning, rows
-from benchmarks.fitted.conversions import fitted, plain, refusal
+from benchmarks.fitted.conversions import fitted, of_device, only_fitted, plain, refusal
 from benchmarks.fitted.pacs import Pacs, features, linear_head, lite0, load_pacs
 from normkit.errors import NormkitError
 
@@ -40,16 +40,18 @@ def work(options: argparse.Namespace, jobs: Any, number: int) -> None:
             return
         begin = time.time()
         try:
-            worker.do(job)
-            note = ""
+            note = worker.do(job)
         except Exception as error:  # one part that fails must not end the others
             traceback.print_exc()
-            note = f" failed: {type(error).__name__}"
-            if "CUDA" in str(error):  # after which nothing in this process will work
-                print(f"[{number}] {' '.join(job)}{note}", flush=True)
+            note = "out of memory" if of_device(error) else f"failed: {type(error).__name__}"
+            rows.note_missing(options.out, " ".join(job), note)
+            if of_device(error):  # after which nothing in this process will work
+                print(f"[{number}] {' '.join(job)} {note}", flush=True)
                 os._exit(BROKEN)
+        else:
+            rows.note_missing(options.out, " ".join(job), note)
         left = options.deadline - time.time()
-        line = f"{' '.join(job)}{note}, {time.time() - begin:.0f} s"
+        line = f"{' '.join(job)} {note}".rstrip() + f", {time.time() - begin:.0f} s"
         print(f"[{number}] {line} ({left:.0f} s left)", flush=True)
     os._exit(0)
 
@@ -64,9 +66,10 @@ class Worker:
         self._cifar: cifar.Conversions | None = None
         self.heads: dict[str, torch.nn.Linear] = {}
 
-    def do(self, job: Job) -> None:
+    def do(self, job: Job) -> str:
+        """Why some of it is missing; mostly empty."""
         kind, *given = job
-        getattr(self, f"_{kind.replace('-', '_')}_job")(*given)
+        return getattr(self, f"_{kind.replace('-', '_')}_job")(*given) or ""
 
     def emit(self, row: rows.Row) -> None:
         rows.append(self.options.out, row)
@@ -110,8 +113,9 @@ class Worker:
             test = self.accuracy(self.backbone, domain)
             return self.emit({**key, "how": "", "test": test, "measured": count, "end": True})
         try:
-            test = self.accuracy(plain(self.backbone, target), domain)
-            self.emit({**key, "how": "plain", "test": test})
+            if not only_fitted(target):
+                test = self.accuracy(plain(self.backbone, target), domain)
+                self.emit({**key, "how": "plain", "test": test})
             images = self.images(domain, 0)
             self._measured(key, "fitted", domain, target, images, end=target not in DISTILLED)
             if target in DISTILLED:
@@ -165,16 +169,17 @@ class Worker:
         state: dict[str, Tensor] = torch.load(path, weights_only=True)
         return state
 
-    def _finetune_job(self, method: str, batch: str) -> None:
+    def _finetune_job(self, method: str, batch: str) -> str:
         options, pacs = self.options, self.pacs
         steps = options.steps or STEPS.get(int(batch), 200)
-        finetuning.fine_tune(
+        whole = finetuning.fine_tune(
             self.backbone, pacs, method, int(batch), steps, options.out, domains=options.domains,
             start=self._start, slots=options.slots, rates=options.rates, stop=self.late,
         )  # fmt: skip
         gc.collect()  # slots refer to themselves, and hold memory
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        return "" if whole else "time was up"
 
     # ---------------------------------------------------------------- CIFAR-10
 

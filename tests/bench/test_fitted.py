@@ -10,9 +10,15 @@ from torch import nn
 
 from benchmarks.fitted import finetuning, rows
 from benchmarks.fitted.__main__ import _jobs, _parser
+from benchmarks.fitted.cifar import Conversions
+from benchmarks.fitted.conversions import refusal
 from benchmarks.fitted.finetuning import FineTune, Slot, best_rate, drawn, fine_tune, schedule
 from benchmarks.fitted.pacs import CLASSES, Pacs
-from benchmarks.fitted.tables import chosen, tables
+from benchmarks.fitted.tables import chosen, sections, tables
+from normkit.errors import NormkitError
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "fitted-h200.jsonl"
 
 
 class Backbone(nn.Sequential):
@@ -153,3 +159,39 @@ def test_jobs_wait_only_for_jobs_before_them() -> None:
     fitted = [places[job] for job in jobs if job[1:2] in [("fitted",), ("distilled",)]]
     assert max(starts) < min(fitted)
     assert places["cifar-train",] < min(places[job] for job in jobs if job[0] == "cifar")
+
+
+def test_groups_that_the_fit_chooses_are_asked_for_with_images_only() -> None:
+    """The first run on a GPU asked for groups="fit" without images, and noted a refusal."""
+    model = nn.Sequential(*Backbone(), nn.Linear(8, 3)).eval()
+    network = object.__new__(Conversions)
+    network.model, network.device = model, torch.device("cpu")
+    network.images = torch.randn(20, 3, 6, 6)
+    network.test = [(network.images, torch.arange(20) % 3)]
+    emitted: list[rows.Row] = []
+    network.measure("gn:fit", 4, emitted.append)
+    assert [each.get("how") for each in emitted] == ["fitted", "fitted", "distilled, norms", None]
+    assert emitted[-1]["end"]
+    assert "refused" not in emitted[-1]
+
+
+def test_want_of_memory_is_no_refusal(tmp_path: Path) -> None:
+    """Thirteen processes used up a GPU's memory, and the table said that targets were refused."""
+    assert refusal(NormkitError("There is no scale.")) == "There is no scale."
+    with pytest.raises(NormkitError):
+        refusal(NormkitError("The model fails on batch 1: cusolver error: INTERNAL_ERROR"))
+    out = tmp_path / "results.jsonl"
+    rows.append(out, {"kind": "pacs", "domain": "photo", "target": "ln", "how": "plain", "test": 1})
+    rows.note_missing(out, "pacs photo ln", "out of memory")
+    rows.note_missing(out, "pacs photo bn", "out of memory")
+    rows.note_missing(out, "pacs photo bn", "")  # it was done later
+    rows.note_missing(out, "pacs photo in", "")  # it never failed
+    text = tables(rows.read(out))
+    assert "- out of memory: pacs photo ln" in text.splitlines()
+    assert "refused" not in text
+
+
+def test_pages_have_the_tables_of_the_committed_results() -> None:
+    found = rows.read(RESULTS)
+    assert tables(found) in (ROOT / "docs" / "fitted-tables.md").read_text()
+    assert sections(found)["Fine-tuning"] in (ROOT / "docs" / "fitted-conversion.md").read_text()
