@@ -76,11 +76,13 @@ def fused(
     cells: Callable[[Tensor], Layout],
     residual: Tensor | None = None,
     activation: str = "none",
+    record: Any = None,
 ) -> tuple[Tensor, Tensor, int, Tensor | None]:
     """The whole layer, on a path that makes such coefficients in a kernel.
 
     With it come a tensor and where in it the statistics of the batch begin, mean and second one
-    after the other, which carry no gradient; and the gates if they are kept.
+    after the other, which carry no gradient; and the gates if they are kept. A ``record`` is told
+    what is launched, for the next step to be replayed.
     """
     check(x, residual, activation)
     layout = cells(x)
@@ -89,7 +91,7 @@ def fused(
     from normkit.engine.families import fused as families  # needs Triton, which is here
 
     assert isinstance(layout, Batch | Channels)
-    return families.fused(x, fusion, residual, activation, layout, repetition)
+    return families.fused(x, fusion, residual, activation, layout, repetition, record)
 
 
 def moments(x: Tensor, cells: Callable[[Tensor], Layout] = Channels) -> Moments:

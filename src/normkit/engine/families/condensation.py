@@ -20,6 +20,7 @@ from torch import Tensor
 
 from normkit.core.fusion import Condensation
 from normkit.core.layout import Layout
+from normkit.engine.replay.record import active
 from normkit.engine.triton import passes
 from normkit.engine.triton.launch import Launch
 from normkit.engine.triton.passes import Parts
@@ -39,6 +40,8 @@ def update_score(
     """
     samples, decay, factor, arrivals = condensation
     if samples == 1:  # as alike as can be
+        if active.recording is not None:
+            active.recording.obstacle = "torch changes the score"
         score.mul_(decay).add_((1 - decay) * factor)
         return
     size = x.shape[0], x.shape[1], x[0, 0].numel(), parts.splits, parts.span

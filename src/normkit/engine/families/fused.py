@@ -6,6 +6,9 @@ is peculiar to a family stands in its file: pool, gate, channel, mix.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,12 +16,13 @@ from torch import Tensor
 
 from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool
 from normkit.core.moments import Moments
-from normkit.core.statistics import Repetition
+from normkit.core.statistics import LayerState, Repetition
 from normkit.engine import plain
 from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.families import channel, gate, mix, pool
 from normkit.engine.families.family import ChannelLayout, Family
+from normkit.engine.replay.record import Recording, StepRecord
 from normkit.engine.triton import passes
 
 FAMILIES: dict[type, Family] = {
@@ -36,13 +40,14 @@ def fused(
     act: str,
     layout: ChannelLayout,
     repetition: Repetition | None = None,
+    record: StepRecord | None = None,
 ) -> tuple[Tensor, Tensor, int, Tensor | None]:
     """The layer's output; the tables that were made and where in them the statistics of the batch
     begin, which carry no gradient; and the gates if they are kept. Only with a ``repetition`` can
-    its gradient be differentiated once more.
+    its gradient be differentiated once more. A ``record`` is told what a step launches.
     """
-    family = FAMILIES[type(fusion)]
-    return _Fused.apply(x, residual, fusion, act, layout, (family, repetition), *fusion.parameters)
+    source = FAMILIES[type(fusion)], repetition, record
+    return _Fused.apply(x, residual, fusion, act, layout, source, *fusion.parameters)
 
 
 class _Fused(torch.autograd.Function):
@@ -56,15 +61,22 @@ class _Fused(torch.autograd.Function):
         fusion: Fusion,
         act: str,
         layout: ChannelLayout,
-        source: tuple[Family, Repetition | None],
+        source: tuple[Family, Repetition | None, StepRecord | None],
         *parameters: Tensor | None,
     ) -> Any:
-        family, ctx.repetition = source
-        parts = passes.moment_parts(x, layout)
-        tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
-        y = passes.apply_map(x, tables, period, residual, act, layout)
+        family, ctx.repetition, record = source
+        recording = None
+        if record is not None:
+            recording = Recording(record.inputs(x, residual, parameters))
+        with recording or nullcontext():
+            parts = passes.moment_parts(x, layout)
+            tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
+            y = passes.apply_map(x, tables, period, residual, act, layout)
         ctx.save_for_backward(x, residual if act != "none" else None, tables, *parameters)
         ctx.given = fusion, act, layout, family, period
+        if recording is not None and record is not None:
+            record = record.with_forward(recording, y, tables, gates)
+        ctx.record = record
         ctx.mark_non_differentiable(tables)
         ctx.set_materialize_grads(False)
         return y, tables, statistics, gates
@@ -80,17 +92,63 @@ class _Fused(torch.autograd.Function):
             return _again(
                 torch.is_grad_enabled(), ctx, grad, grad_gates, tables, [x, residual, *parameters]
             )
-        needs = ctx.needs_input_grad
-        parts, dr = passes.sum_parts(grad, x, tables, period, residual, act, layout, needs[1])
-        extra, found = family.gradients(x, parts, fusion, layout, tables, grad_gates)
+        needs, record, recording = ctx.needs_input_grad, ctx.record, None
+        if record is not None:
+            grad = layout.aligned(grad)
+            own = [p for p in parameters if p is not None]
+            recording = Recording([x, residual, *own, tables, grad])
+            recording.same(fusion.parameters, parameters)
         dx = None
-        if needs[0]:
-            dx = passes.apply_gradient(grad, x, tables, period, residual, act, extra, layout)
+        with recording or nullcontext():
+            parts, dr = passes.sum_parts(grad, x, tables, period, residual, act, layout, needs[1])
+            extra, found = family.gradients(x, parts, fusion, layout, tables, grad_gates)
+            if needs[0]:
+                dx = passes.apply_gradient(grad, x, tables, period, residual, act, extra, layout)
+        if recording is not None:
+            there = [d for d, p in zip(found, parameters, strict=True) if p is not None]
+            record.finish(recording, x, grad, dx, dr, there, _looked_into(ctx, record))
         wanted = [
             None if p is None or not need or d is None else d if d.dtype == p.dtype else d.to(p)
             for d, p, need in zip(found, parameters, needs[6:], strict=True)
         ]
         return dx, dr, None, None, None, None, *wanted
+
+
+def _looked_into(ctx: Any, record: StepRecord) -> Callable[..., Any]:
+    """The backward of a replayed step where someone looks into it: the same, made of what is
+    left of the step. It must not keep the layer alive, which keeps this."""
+    given = ctx.given
+    fusion = given[0]
+    names = {name: p for name, p in ctx.repetition.parameters.items() if p is not None}
+
+    def again(
+        x: Tensor,
+        residual: Tensor | None,
+        parameters: Sequence[Tensor],
+        tables: Tensor,
+        grad: Tensor,
+        needs: Sequence[bool],
+    ) -> list[Tensor | None]:
+        layer = record.layer()
+        if layer is None:
+            raise RuntimeError(
+                "The layer of this graph is gone, and its gradient cannot be differentiated "
+                "without it. Try to keep the model until the last backward."
+            )
+        state = LayerState(record.training, dict(layer._buffers), True)
+        saved, wanted = iter(parameters), iter(needs[2:])
+        own = [None if p is None else next(saved) for p in fusion.parameters]
+        flags = [p is not None and next(wanted) for p in fusion.parameters]
+        like = SimpleNamespace(
+            given=given,
+            repetition=Repetition(layer, state, names),
+            needs_input_grad=(needs[0], needs[1], False, False, False, False, *flags),
+        )
+        back = _again(torch.is_grad_enabled(), like, grad, None, tables, [x, residual, *own])
+        found = zip(back[6:], fusion.parameters, strict=True)
+        return [back[0], back[1], *(d for d, p in found if p is not None)]
+
+    return again
 
 
 @torch.enable_grad()

@@ -75,7 +75,8 @@ def gradients(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     channels = x.shape[1]
     samples = layout.rows if fusion.kind == "sample" else 1
-    out = passes.table(x, 4 * samples * channels)
+    period = samples * channels
+    out = passes.table(x, 4 * period)
     start = _gradient(
         samples,
         (layout.rows, channels, fusion.groups, layout.count, parts.splits),
@@ -87,8 +88,8 @@ def gradients(
         return out, (None, None)
     if samples == 1:
         return out, (out[2 * channels : 3 * channels], out[3 * channels :])
-    dweight, dbias = out.view(4, samples, channels)[2:].sum(1).unbind()
-    return out, (dweight, dbias)
+    summed = passes.summed_rows(out, 2 * period, 2, samples)
+    return out, (summed[:channels], summed[channels:])
 
 
 @lru_cache(maxsize=4096)

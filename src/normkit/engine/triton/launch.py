@@ -7,12 +7,14 @@ its grid, the numbers and the constants. What is left are addresses and the type
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from normkit.engine.replay.record import Unrecordable, active
 
 
 class Launch:
@@ -33,12 +35,15 @@ class Launch:
         self.kernel, self.grid, self.warps = kernel, grid, warps
         self.numbers, self.constants = numbers, constants
         self.known: dict[tuple[Any, ...], Callable[..., None]] = {}
+        self.compiled: dict[tuple[Any, ...], Any] = {}
 
     def __call__(self, *tensors: Tensor | None) -> None:
         first = tensors[0]
         assert first is not None
         if type(first) is not Tensor and isinstance(first, FakeTensor):
             return  # nothing to compute, and a kernel would write to address 0
+        if active.recording is not None:
+            active.recording.launched(self, tensors)
         index = first.get_device()
         if index < 0:  # Triton's interpreter
             self.compile(tensors)
@@ -57,7 +62,8 @@ class Launch:
         types = (index, *[None if t is None else t.dtype for t in tensors])
         start = self.known.get(types)
         if start is None:
-            self.known[types] = self.starter(self.compile(tensors))
+            self.compiled[types] = self.compile(tensors)
+            self.known[types] = self.starter(self.compiled[types])
             return
         start(torch._C._cuda_getCurrentRawStream(index), addresses)
 
@@ -87,3 +93,33 @@ class Launch:
                 run(x, y, z, stream, function, *hooks, *addresses, *rest)
 
         return start
+
+    def started(self, tensors: Sequence[Tensor | None]) -> dict[str, Any]:
+        """What C++ needs to start it again: the function, its grid and its numbers."""
+        first = tensors[0]
+        assert first is not None
+        index = first.get_device()
+        grid = [*self.grid, 1, 1][:3]
+        plain = {"grid": grid, "threads": 0, "shared": 0, "numbers": [], "call": self}
+        if index < 0:  # the interpreter: it is called
+            return {**plain, "function": 0}
+        compiled = self.compiled.get((index, *[None if t is None else t.dtype for t in tensors]))
+        if compiled is None:
+            raise Unrecordable("a tensor is not aligned")
+        run, metadata = compiled.run, compiled.metadata
+        scratch = getattr(run, "global_scratch_size", 0) or getattr(run, "profile_scratch_size", 0)
+        special = getattr(run, "launch_cooperative_grid", False) or getattr(run, "launch_pdl", False)
+        if scratch or special or max(getattr(metadata, "cluster_dims", (1,))) > 1:
+            raise Unrecordable("a kernel is started in a special way")
+        numbers = [
+            ("f" if type(n) is float else "i" if -(2**31) <= n < 2**31 else "l", n)
+            for n in self.numbers
+            if type(n) is float or n != 1  # Triton compiles ones in
+        ]
+        return {
+            **plain,
+            "function": compiled.function,
+            "threads": 32 * metadata.num_warps,
+            "shared": metadata.shared,
+            "numbers": numbers,
+        }

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from normkit.core.layout import Layout
 from normkit.engine.epilogue import AffineMap
+from normkit.engine.replay.record import active
 from normkit.engine.triton.launch import Launch
 
 # ---------------------------------------------------------------- kernels
@@ -109,6 +110,20 @@ def moments_kernel(
     second = (tl.num_programs(1) * tl.num_programs(2)).to(tl.int64) * K
     tl.store(parts + out, near + middle, mask=cell < K)
     tl.store(parts + second + out, total, mask=cell < K)
+
+
+@triton.jit
+def rows_kernel(tables, out, begin, rows, size, DEPTH: tl.constexpr, WIDTH: tl.constexpr):
+    """Sums over the rows of one table (rows, size) a program id of the second axis."""
+    entry = (tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)).to(tl.int64)
+    outer = tl.program_id(1).to(tl.int64)
+    total = tl.zeros((DEPTH, WIDTH), tl.float32)
+    for start in range(0, rows, DEPTH):
+        row = start + tl.arange(0, DEPTH)
+        mask = (row < rows)[:, None] & (entry < size)[None, :]
+        at = begin + (outer * rows + row.to(tl.int64))[:, None] * size + entry[None, :]
+        total += tl.load(tables + at, mask=mask, other=0.0)
+    tl.store(out + outer * size + entry, tl.sum(total, 0), mask=entry < size)
 
 
 @triton.jit
@@ -402,7 +417,7 @@ def apply_map(
 ) -> Tensor:
     """The affine pass. ``tables`` begins with scale, shift and center, ``period`` entries each:
     those of all cells, or of one row that all samples share."""
-    out = layout.like(x)
+    out = like(layout, x)
     start = _affine(layout.extent, period, act, residual is not None)
     start(layout.aligned(x), tables, _aligned(layout, residual), out)
     return out
@@ -431,7 +446,22 @@ def summed(parts: Parts) -> Parts:
     """One part for each cell."""
     if parts.splits == 1:
         return parts
-    return Parts(parts.tables.view(2, parts.splits, -1).sum(1), 1, parts.span)
+    return Parts(summed_rows(parts.tables, 0, 2, parts.splits), 1, parts.span)
+
+
+def summed_rows(tables: Tensor, begin: int, outer: int, rows: int) -> Tensor:
+    """Σ over the rows of tables (outer, rows, size) that begin somewhere in a tensor: one launch."""
+    size = (tables.numel() - begin) // (outer * rows)
+    out = table(tables, outer * size)
+    _rows(begin, outer, rows, size)(tables, out)
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _rows(begin: int, outer: int, rows: int, size: int) -> Launch:
+    depth = min(power_of_two(rows), 32)
+    width = max(8, min(power_of_two(size), 1024 // depth))
+    return Launch(rows_kernel, (-(-size // width), outer), (begin, rows, size), (depth, width))
 
 
 def sum_parts(
@@ -446,7 +476,7 @@ def sum_parts(
 ) -> tuple[Parts, Tensor | None]:
     """Parts of Σ g·(x − center) and Σ g, and g where a residual needs it: one read of grad and
     x."""
-    keep = layout.like(x) if grad_residual and act != "none" else None
+    keep = like(layout, x) if grad_residual and act != "none" else None
     start, splits, span, size = _sums(
         layout.extent,
         _multiprocessors(x.device),
@@ -505,7 +535,7 @@ def apply_gradient(
     layout: Layout,
 ) -> Tensor:
     """The pass that writes dx; ``extra`` begins with constant and slope, tables like the map's."""
-    out = layout.like(x)
+    out = like(layout, x)
     start = _gradient(layout.extent, period, act, residual is not None, extra is not None)
     start(layout.aligned(grad), layout.aligned(x), tables, _aligned(layout, residual), extra, out)
     return out
@@ -538,7 +568,18 @@ def _laid(layout: Layout, *tables: Tensor | None) -> tuple[Tensor, int]:
 
 def table(x: Tensor, size: int) -> Tensor:
     """An empty float32 table beside x."""
-    return torch.empty(size, dtype=torch.float32, device=x.device)
+    made = torch.empty(size, dtype=torch.float32, device=x.device)
+    if active.recording is not None:
+        active.recording.allocated(made, like_x=False)
+    return made
+
+
+def like(layout: Layout, x: Tensor) -> Tensor:
+    """An empty tensor of x's type, in the format of the layout."""
+    made = layout.like(x)
+    if active.recording is not None:
+        active.recording.allocated(made, like_x=True)
+    return made
 
 
 def power_of_two(value: int) -> int:

@@ -1,0 +1,139 @@
+"""The C++ part: compiled once for each version of torch and Python, where there is a compiler.
+
+Nothing depends on it: without it layers start their kernels from Python. It is built beside the
+first training steps, in a process of its own, and kept in a cache, ``$XDG_CACHE_HOME/normkit``.
+``NORMKIT_CPP=0`` switches it off; ``nk.build_extension()`` builds it now and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normkit.errors import DeviceError
+
+SOURCE = Path(__file__).with_name("replay.cpp")
+NAME = "normkit_replay"
+SWITCH = "NORMKIT_CPP"
+
+
+class _Extension:
+    """The module once it is there; why not, if it will not be."""
+
+    def __init__(self) -> None:
+        self.module: Any = None
+        self.reason = "its C++ part has not been built yet"
+        self.started = False
+
+
+_extension = _Extension()
+
+
+def extension(wanted: bool = True) -> Any:
+    """The compiled module, or None. Where it is ``wanted``, a first call looks for it, and starts
+    to build it."""
+    if wanted and not _extension.started:
+        _extension.started = True
+        if os.environ.get(SWITCH) == "0":
+            _extension.reason = f"{SWITCH}=0 is set"
+        elif library().exists():
+            _load()
+        else:
+            threading.Thread(target=_build_and_load, daemon=True).start()
+    return _extension.module
+
+
+def reason() -> str:
+    """Why there is no module, as a part of a sentence; empty if there is one."""
+    return "" if _extension.module is not None else _extension.reason
+
+
+def build_extension() -> Path:
+    """Build the C++ part that starts recorded steps, if it is not there, and return where it is.
+
+    Layers on a GPU use it from their third step on: a small layer then costs the host about as much
+    as one of torch.nn. They do so by themselves, once it has been built beside the first training;
+    this builds it now, for an image of a machine, or to see why it cannot be built.
+    """
+    _extension.started = True
+    if _extension.module is None:
+        _build_and_load()
+    if _extension.module is None:
+        raise DeviceError(
+            f"The C++ part of normkit is not used: {_extension.reason}. Layers work without it; "
+            "to have it, install a C++ compiler and the headers of Python."
+        )
+    return library()
+
+
+def library() -> Path:
+    """Where the module is, or will be: a file for each source, torch, Python and machine."""
+    made_for = (SOURCE.read_bytes(), torch.__version__, sys.version, sysconfig.get_platform())
+    key = hashlib.sha256(repr(made_for).encode()).hexdigest()[:16]
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "normkit" / key / f"{NAME}.so"
+
+
+def command(target: Path) -> list[str]:
+    """What compiles it."""
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    compiler = os.environ.get("CXX", "g++")
+    folders = [*include_paths(), sysconfig.get_paths()["include"]]
+    libraries = library_paths()
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    return [
+        *(compiler, "-O2", "-shared", "-fPIC", "-std=c++20", "-w"),
+        *(f"-DTORCH_EXTENSION_NAME={NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+        *(f"-I{folder}" for folder in folders),
+        *(str(SOURCE), "-o", str(target)),
+        *(part for folder in libraries for part in (f"-L{folder}", f"-Wl,-rpath,{folder}")),
+        *("-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"),
+    ]
+
+
+def _build_and_load() -> None:
+    try:
+        if not library().exists():
+            _build(library())
+        _load()
+    except (OSError, ImportError, subprocess.SubprocessError) as error:
+        _extension.reason = f"it could not be built ({error})"
+
+
+def _build(target: Path) -> None:
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        _extension.reason = f"there is no compiler ({compiler})"
+        raise FileNotFoundError(_extension.reason)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mine = target.with_name(f"{os.getpid()}-{threading.get_ident()}.so")  # others may build too
+    try:
+        ran = subprocess.run(command(mine), capture_output=True, text=True)
+        if ran.returncode:
+            raise ImportError(f"the compiler said: {ran.stderr.strip()[:500]}")
+        os.replace(mine, target)
+    finally:
+        mine.unlink(missing_ok=True)
+
+
+def _load() -> None:
+    try:
+        spec = importlib.util.spec_from_file_location(NAME, library())
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        _extension.reason = f"it could not be loaded ({error})"
+        return
+    _extension.module = module

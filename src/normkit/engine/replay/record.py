@@ -1,0 +1,225 @@
+"""Records what a step of a layer launches, so that the next one need not work it out again.
+
+The Python functions of a family decide on kernels, grids and tables; ``launch`` and the functions
+that allocate tell an active ``Recording`` about each. A tensor that a kernel touches must be one of
+the inputs or allocated meanwhile, and so must what is returned, or lie in it: then the list of
+launches is all there was, and C++ can go through it alone (replay.cpp). A step in which torch
+computed something in between is not replayed.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from normkit.engine import dispatch
+from normkit.engine.replay.build import extension
+
+PLANS = 16  # of a layer: more shapes than that are not worth recording
+GRADIENT = -2  # in place of a slot: the incoming gradient itself
+
+_transforms, _tracing = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
+_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_backward = torch._C._current_graph_task_id
+_device = getattr(torch._C, "_cuda_getDevice", None)  # not where torch was built without CUDA
+_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+class _Active(threading.local):
+    recording: Recording | None = None
+
+
+active = _Active()
+
+
+class Unrecordable(Exception):
+    """Something was computed that a list of launches does not contain."""
+
+
+class Recording:
+    """The launches inside a ``with`` block."""
+
+    def __init__(self, inputs: Sequence[Tensor | None]) -> None:
+        self.inputs = len(inputs)
+        self.slots = {id(t): slot for slot, t in enumerate(inputs) if t is not None}
+        self.x = inputs[0]
+        self.kept: list[Any] = [*inputs]  # alive, so that no id is given out twice
+        self.allocations: list[tuple[bool, int]] = []
+        self.storages: dict[int, int] = {}
+        self.launches: list[dict[str, Any]] = []
+        self.obstacle = ""
+
+    def __enter__(self) -> Recording:
+        active.recording = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        active.recording = None
+
+    def allocated(self, tensor: Tensor, *, like_x: bool) -> None:
+        slot = self.inputs + len(self.allocations)
+        self.slots[id(tensor)] = slot
+        self.storages[tensor.untyped_storage().data_ptr()] = slot
+        self.kept.append(tensor)
+        self.allocations.append((like_x, tensor.numel()))
+
+    def launched(self, launch: Any, tensors: Sequence[Tensor | None]) -> None:
+        slots = [-1 if t is None else self.slots.get(id(t)) for t in tensors]
+        if None in slots:
+            self.obstacle = "a kernel reads what torch has computed"
+        else:
+            self.launches.append({"launch": launch, "slots": slots, "tensors": list(tensors)})
+
+    def same(self, given: Sequence[Tensor | None], saved: Sequence[Tensor | None]) -> None:
+        """The same tensors as other objects, as autograd gives them back."""
+        for one, other in zip(given, saved, strict=True):
+            if one is not None and other is not None:
+                self.slots[id(one)] = self.slots[id(other)]
+                self.kept.append(one)
+
+    def slot(self, tensor: Tensor) -> int:
+        """Where a tensor lies that was allocated or given."""
+        found = self.slots.get(id(tensor))
+        if found is None:
+            raise Unrecordable("a result is none of the tensors that kernels have written")
+        return found
+
+    def part(self, tensor: Tensor | None) -> tuple[int, int, int]:
+        """A flat part of something allocated: slot, offset, size."""
+        if tensor is None:
+            return -1, 0, 0
+        slot = self.storages.get(tensor.untyped_storage().data_ptr())
+        if slot is None or not tensor.is_contiguous() or tensor.dtype != torch.float32:
+            raise Unrecordable("a gradient is no part of a table that kernels have written")
+        return slot, tensor.storage_offset(), tensor.numel()
+
+    def program(self) -> dict[str, Any]:
+        """For C++; nothing is kept of the tensors."""
+        if self.obstacle:
+            raise Unrecordable(self.obstacle)
+        launches = [
+            {**step["launch"].started(step["tensors"]), "slots": step["slots"]}
+            for step in self.launches
+        ]
+        return {"allocations": self.allocations, "launches": launches}
+
+
+class StepRecord:
+    """A step of a layer while it is recorded: its forward, then its backward."""
+
+    def __init__(self, layer: Any, activation: str) -> None:
+        self.layer = weakref.ref(layer)
+        self.activation = activation
+        self.training = layer.training
+        self.plan: dict[str, Any] = {}
+
+    def inputs(
+        self, x: Tensor, residual: Tensor | None, parameters: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """In the order of slots: x, residual, parameters, buffers."""
+        layer = self.layer()
+        own = [p for p in parameters if p is not None]
+        kept = {name: b for name, b in layer._buffers.items() if b is not None}
+        names = [name for p in own for name, mine in layer._parameters.items() if mine is p]
+        self.plan.update(
+            parameters=names,
+            buffers=list(kept),
+            tensors=[*own, *kept.values()],
+            training=self.training,
+            activation=self.activation,
+            needs_x=x.requires_grad,
+            needs_residual=residual is not None and residual.requires_grad,
+            residual=None if residual is None else residual.new_empty(0),
+        )
+        return [x, residual, *own, *kept.values()]
+
+    def with_forward(
+        self, recording: Recording, y: Tensor, tables: Tensor, gates: Tensor | None
+    ) -> StepRecord | None:
+        """Itself, or None if the forward cannot be replayed."""
+        plan = self.plan
+        own = len(plan["parameters"]) + len(plan["buffers"]) == len(plan["tensors"])
+        try:
+            if gates is not None or not own:
+                raise Unrecordable("there is more to it than the layer's own tensors")
+            plan["forward"] = recording.program()
+            plan["y"], plan["tables"] = recording.slot(y), recording.slot(tables)
+        except Unrecordable:
+            self.give_up()
+            return None
+        return self
+
+    def finish(
+        self,
+        recording: Recording,
+        x: Tensor,
+        grad: Tensor,
+        dx: Tensor | None,
+        dresidual: Tensor | None,
+        gradients: Sequence[Tensor | None],
+        again: Callable[..., Any],
+    ) -> None:
+        """The backward is known too: from now on such a step is replayed.
+
+        ``gradients`` are those of the parameters that there are.
+        """
+        layer, module, plan = self.layer(), extension(wanted=False), self.plan
+        if layer is None or module is None:
+            return
+        try:
+            plan["backward"] = recording.program()
+            plan["dx"] = -1 if dx is None else recording.slot(dx)
+            plan["dresidual"] = -1 if dresidual is None else recording.slot(dresidual)
+            if dresidual is grad:
+                plan["dresidual"] = GRADIENT
+            plan["gradients"] = [recording.part(d) for d in gradients]
+        except Unrecordable:
+            self.give_up()
+            return
+        replays = layer.__dict__.get("_replays")
+        if replays is None:
+            replays = layer.__dict__["_replays"] = module.Replays()
+        replays.add(x, {**plan, "again": again})
+
+    def give_up(self) -> None:
+        layer = self.layer()
+        if layer is not None:
+            layer.__dict__["_unrecorded"] = layer.__dict__.get("_unrecorded", 0) + 1
+
+
+def step_record(layer: Any, x: Tensor, activation: str) -> StepRecord | None:
+    """For a step that is worth recording: one that can be replayed, of a layer with few shapes."""
+    replays = layer.__dict__.get("_replays")
+    if replays is not None and len(replays) >= PLANS:
+        return None
+    if layer.__dict__.get("_unrecorded", 0) >= PLANS or not may_replay(x):
+        return None
+    if extension(wanted=x.is_cuda) is None:
+        return None
+    return StepRecord(layer, activation)
+
+
+def may_replay(x: Any) -> bool:
+    """Whether nobody looks into this forward, and none repeats it: what Python has to ask."""
+    return (
+        type(x) is Tensor
+        and torch.is_grad_enabled()
+        and _backward() == -1
+        and _hooks(True) is None
+        and not _transforms()
+        and _tracing() is None
+        and forward_ad._current_level < 0
+        and dispatch.forced() != "torch"
+        and (not x.is_cuda or x.get_device() == _device())
+    )
+
+
+def current_stream(x: Tensor) -> int:
+    """Of a tensor's device, as a number; 0 where there is none."""
+    return int(_stream(x.get_device())) if x.is_cuda else 0

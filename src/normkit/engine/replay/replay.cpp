@@ -1,0 +1,327 @@
+// A step of a layer, forward and backward, as lists of launches that were recorded before.
+//
+// Python decides what a layer launches: which kernels, on which grids, with which tables between
+// them. For the next tensor of the same shape, type and layout it would decide the same, and for a
+// small layer that takes longer than the kernels. Here a list is gone through in a microsecond a
+// launch, and autograd's node is a C++ one.
+//
+// A tensor of a step has a slot: inputs first (x, residual, parameters, buffers; in a backward also
+// the tables of the forward and the gradient), then what is allocated. Kernels are started through
+// the CUDA driver, looked up when it is there; without it a launch calls back into Python, which is
+// how the interpreter runs the same steps in tests.
+
+#include <dlfcn.h>
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/custom_class.h>
+
+#include <cstring>
+#include <optional>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+using CudaLaunch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                           unsigned, void*, void**, void**);
+
+CudaLaunch cuda_launch() {
+  static CudaLaunch found = [] {
+    void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return driver ? reinterpret_cast<CudaLaunch>(dlsym(driver, "cuLaunchKernel")) : nullptr;
+  }();
+  return found;
+}
+
+struct Allocation {
+  bool like_x;    // of the input's shape, strides and type; else a flat float32 table
+  int64_t size;
+};
+
+struct Launch {
+  uint64_t function = 0;             // 0: ``call`` is called instead
+  std::vector<unsigned> grid;
+  unsigned threads = 0, shared = 0;
+  std::vector<int> slots;            // of its tensors, -1 for None
+  std::vector<std::pair<char, double>> numbers;  // 'i' 32 bits, 'l' 64 bits, 'f' float
+  py::object call;
+};
+
+struct Part {        // a part of an allocation, flat
+  int slot = -1;     // -1: None
+  int64_t offset = 0, size = 0;
+};
+
+struct Program {
+  std::vector<Allocation> allocations;
+  std::vector<Launch> launches;
+};
+
+struct Key {
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType type;
+  at::Device device{at::kCPU};
+  bool training, needs_x, needs_residual;
+  std::string activation;
+  std::optional<at::ScalarType> residual;
+};
+
+struct Plan : torch::CustomClassHolder {
+  Key key;
+  std::vector<std::string> parameters, buffers;
+  std::vector<at::ScalarType> types;  // of both, in this order
+  Program forward, backward;
+  int y, tables;
+  int dx, dresidual;                  // slots of the backward; -1: none, -2: the gradient itself
+  std::vector<Part> gradients;        // of the parameters
+  py::object again;                   // for a backward that someone looks into
+
+  ~Plan() override {
+    py::gil_scoped_acquire lock;      // launches and ``again`` hold objects of Python
+    again = py::object();
+    forward.launches.clear();
+    backward.launches.clear();
+  }
+};
+
+bool aligned(const Tensor& t) { return (reinterpret_cast<uintptr_t>(t.data_ptr()) & 15) == 0; }
+
+void run(const Program& program, std::vector<Tensor>& slots, const Key& key, void* stream) {
+  auto like = at::TensorOptions().dtype(key.type).device(key.device);
+  auto flat = at::TensorOptions().dtype(at::kFloat).device(key.device);
+  for (const auto& a : program.allocations)
+    slots.push_back(a.like_x ? at::empty_strided(key.sizes, key.strides, like)
+                             : at::empty({a.size}, flat));
+  for (const auto& launch : program.launches) {
+    if (!launch.function) {
+      py::gil_scoped_acquire lock;
+      py::list given;
+      for (int slot : launch.slots)
+        given.append(slot < 0 ? py::object(py::none()) : py::cast(slots[slot]));
+      launch.call(*py::tuple(given));
+      continue;
+    }
+    uint64_t values[64];
+    void* pointers[64];
+    size_t count = 0;
+    for (int slot : launch.slots) {
+      values[count] = slot < 0 ? 0 : reinterpret_cast<uint64_t>(slots[slot].data_ptr());
+      pointers[count] = &values[count];
+      ++count;
+    }
+    for (const auto& [kind, number] : launch.numbers) {
+      values[count] = 0;
+      if (kind == 'f') {
+        float value = static_cast<float>(number);
+        std::memcpy(&values[count], &value, sizeof value);
+      } else {
+        int64_t value = static_cast<int64_t>(number);
+        std::memcpy(&values[count], &value, kind == 'i' ? 4 : 8);
+      }
+      pointers[count] = &values[count];
+      ++count;
+    }
+    for (int scratch = 0; scratch < 2; ++scratch, ++count) {  // Triton's own, which are not used
+      values[count] = 0;
+      pointers[count] = &values[count];
+    }
+    int error = cuda_launch()(reinterpret_cast<void*>(launch.function), launch.grid[0],
+                              launch.grid[1], launch.grid[2], launch.threads, 1, 1, launch.shared,
+                              stream, pointers, nullptr);
+    TORCH_CHECK(error == 0, "normkit: a kernel could not be started (CUDA driver error ", error,
+                ")");
+  }
+}
+
+// Inputs of autograd's node: the plan, the stream, x, residual, parameters, buffers; only those in
+// the middle get gradients.
+struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
+  static Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Plan>& plan, void* stream,
+                        const Tensor& x, const std::optional<Tensor>& residual,
+                        at::TensorList parameters, const std::vector<Tensor>& buffers) {
+    std::vector<Tensor> slots{x, residual ? *residual : Tensor()};
+    slots.insert(slots.end(), parameters.begin(), parameters.end());
+    slots.insert(slots.end(), buffers.begin(), buffers.end());
+    run(plan->forward, slots, plan->key, stream);
+    const bool again = plan->key.activation != "none";  // the map is made again in the backward
+    variable_list kept{x, again && residual ? *residual : Tensor(), slots[plan->tables]};
+    kept.insert(kept.end(), parameters.begin(), parameters.end());
+    ctx->save_for_backward(std::move(kept));
+    ctx->saved_data["plan"] = c10::IValue::make_capsule(plan);
+    ctx->saved_data["stream"] = reinterpret_cast<int64_t>(stream);
+    ctx->set_materialize_grads(false);
+    return slots[plan->y];
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    auto capsule = ctx->saved_data["plan"].toCapsule();
+    const Plan& plan = static_cast<const Plan&>(*capsule);
+    const size_t count = plan.parameters.size();
+    variable_list found(5 + count);
+    Tensor grad = grads[0];
+    if (!grad.defined()) return found;
+    variable_list kept = ctx->get_saved_variables();
+    std::vector<Tensor> slots{kept[0], kept[1]};
+    slots.insert(slots.end(), kept.begin() + 3, kept.end());
+    std::vector<bool> needs{plan.key.needs_x, plan.key.needs_residual};
+    for (size_t i = 0; i < count; ++i) needs.push_back(slots[2 + i].requires_grad());
+    auto impl = grad.unsafeGetTensorImpl();
+    bool plain = grad.scalar_type() == plan.key.type && !impl->is_python_dispatch() &&
+                 !impl->key_set().has(c10::DispatchKey::Batched) &&
+                 !impl->key_set().has(c10::DispatchKey::FuncTorchBatched);
+    if (at::GradMode::is_enabled() || !plain) {
+      look_into(plan, slots, kept[2], grad, needs, found);
+      return found;
+    }
+    if (grad.strides() != at::IntArrayRef(plan.key.strides) || !aligned(grad)) {
+      auto like = at::TensorOptions().dtype(plan.key.type).device(plan.key.device);
+      Tensor copy = at::empty_strided(plan.key.sizes, plan.key.strides, like);
+      copy.copy_(grad);
+      grad = copy;
+    }
+    slots.push_back(kept[2]);
+    slots.push_back(grad);
+    run(plan.backward, slots, plan.key,
+        reinterpret_cast<void*>(ctx->saved_data["stream"].toInt()));
+    if (needs[0] && plan.dx >= 0) found[2] = slots[plan.dx];
+    if (needs[1] && plan.dresidual != -1)
+      found[3] = plan.dresidual == -2 ? grad : slots[plan.dresidual];
+    for (size_t i = 0; i < count; ++i) {
+      const Part& part = plan.gradients[i];
+      if (part.slot < 0 || !needs[2 + i]) continue;
+      Tensor d = slots[part.slot].narrow(0, part.offset, part.size).view(slots[2 + i].sizes());
+      found[4 + i] = d.scalar_type() == plan.types[i] ? d : d.to(plan.types[i]);
+    }
+    return found;
+  }
+
+  static void look_into(const Plan& plan, const std::vector<Tensor>& inputs, const Tensor& made,
+                        const Tensor& grad, const std::vector<bool>& needs, variable_list& found) {
+    py::gil_scoped_acquire lock;
+    py::list parameters;
+    for (size_t i = 2; i < inputs.size(); ++i) parameters.append(py::cast(inputs[i]));
+    py::object residual = inputs[1].defined() ? py::cast(inputs[1]) : py::object(py::none());
+    py::sequence given = plan.again(py::cast(inputs[0]), residual, parameters, py::cast(made),
+                                    py::cast(grad), py::cast(needs));
+    for (size_t i = 0; i < needs.size(); ++i)
+      if (!given[i].is_none()) found[2 + i] = given[i].cast<Tensor>();
+  }
+};
+
+// Tensors of a layer by name, if they are what they were.
+bool collect(const py::dict& from, const std::vector<std::string>& names,
+             const std::vector<at::ScalarType>& types, size_t begin, const at::Device& device,
+             std::vector<Tensor>& into) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    PyObject* object = PyDict_GetItemString(from.ptr(), names[i].c_str());
+    if (!object || !THPVariable_Check(object)) return false;
+    const Tensor& t = THPVariable_Unpack(object);
+    if (t.scalar_type() != types[begin + i] || t.device() != device || !t.is_contiguous() ||
+        t.unsafeGetTensorImpl()->is_python_dispatch() || !aligned(t))
+      return false;
+    into.push_back(t);
+  }
+  return true;
+}
+
+struct Replays {
+  std::vector<c10::intrusive_ptr<Plan>> plans;
+
+  // The layer's output; None where nothing was recorded for such an input.
+  py::object forward(const Tensor& x, const std::optional<Tensor>& residual,
+                     const std::string& activation, bool training, const py::dict& parameters,
+                     const py::dict& buffers, uint64_t stream) const {
+    for (const auto& plan : plans) {
+      const Key& key = plan->key;
+      if (key.training != training || key.sizes != x.sizes() || key.strides != x.strides() ||
+          key.type != x.scalar_type() || key.device != x.device() ||
+          key.needs_x != x.requires_grad() || key.activation != activation ||
+          key.residual.has_value() != residual.has_value())
+        continue;
+      if (residual && (residual->strides() != at::IntArrayRef(key.strides) ||
+                       residual->sizes() != at::IntArrayRef(key.sizes) ||
+                       residual->scalar_type() != *key.residual ||
+                       residual->requires_grad() != key.needs_residual ||
+                       residual->device() != key.device || !aligned(*residual) ||
+                       residual->unsafeGetTensorImpl()->is_python_dispatch()))
+        continue;
+      if (!aligned(x)) return py::none();
+      std::vector<Tensor> own, kept;
+      if (!collect(parameters, plan->parameters, plan->types, 0, key.device, own) ||
+          !collect(buffers, plan->buffers, plan->types, plan->parameters.size(), key.device, kept))
+        return py::none();
+      return py::cast(NormalizerStep::apply(plan, reinterpret_cast<void*>(stream), x, residual,
+                                            at::TensorList(own), kept));
+    }
+    return py::none();
+  }
+};
+
+Program program(const py::dict& given) {
+  Program made;
+  for (auto item : given["allocations"]) {
+    auto pair = item.cast<std::pair<bool, int64_t>>();
+    made.allocations.push_back({pair.first, pair.second});
+  }
+  for (auto item : given["launches"]) {
+    auto from = item.cast<py::dict>();
+    Launch launch;
+    launch.function = from["function"].cast<uint64_t>();
+    launch.grid = from["grid"].cast<std::vector<unsigned>>();
+    launch.threads = from["threads"].cast<unsigned>();
+    launch.shared = from["shared"].cast<unsigned>();
+    launch.slots = from["slots"].cast<std::vector<int>>();
+    launch.numbers = from["numbers"].cast<std::vector<std::pair<char, double>>>();
+    launch.call = from["call"];
+    TORCH_CHECK(launch.slots.size() + launch.numbers.size() <= 60, "too many arguments");
+    TORCH_CHECK(!launch.function || cuda_launch(), "the CUDA driver was not found");
+    made.launches.push_back(std::move(launch));
+  }
+  return made;
+}
+
+c10::intrusive_ptr<Plan> plan(const Tensor& x, const py::dict& given) {
+  auto made = c10::make_intrusive<Plan>();
+  Key& key = made->key;
+  key.sizes = x.sizes().vec();
+  key.strides = x.strides().vec();
+  key.type = x.scalar_type();
+  key.device = x.device();
+  key.training = given["training"].cast<bool>();
+  key.activation = given["activation"].cast<std::string>();
+  key.needs_x = given["needs_x"].cast<bool>();
+  key.needs_residual = given["needs_residual"].cast<bool>();
+  if (!given["residual"].is_none()) key.residual = given["residual"].cast<Tensor>().scalar_type();
+  made->parameters = given["parameters"].cast<std::vector<std::string>>();
+  made->buffers = given["buffers"].cast<std::vector<std::string>>();
+  for (auto item : given["tensors"]) made->types.push_back(item.cast<Tensor>().scalar_type());
+  made->forward = program(given["forward"]);
+  made->backward = program(given["backward"]);
+  made->y = given["y"].cast<int>();
+  made->tables = given["tables"].cast<int>();
+  made->dx = given["dx"].cast<int>();
+  made->dresidual = given["dresidual"].cast<int>();
+  for (auto item : given["gradients"]) {
+    auto part = item.cast<std::tuple<int, int64_t, int64_t>>();
+    made->gradients.push_back({std::get<0>(part), std::get<1>(part), std::get<2>(part)});
+  }
+  made->again = given["again"];
+  return made;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  py::class_<Replays>(m, "Replays")
+      .def(py::init<>())
+      .def("add", [](Replays& self, const Tensor& x, const py::dict& given) {
+        self.plans.push_back(plan(x, given));
+      })
+      .def("__len__", [](const Replays& self) { return self.plans.size(); })
+      .def("__call__", &Replays::forward);
+}
