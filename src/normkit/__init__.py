@@ -58,6 +58,7 @@ if "torch" in sys.modules:
         observe,
     )
     from normkit.engine.dispatch import use_backend
+    from normkit.engine.replay.build import build_extension
     from normkit.errors import NonFiniteWarning, NormkitError
     from normkit.inspection import Site, Survey, select, survey
     from normkit.layers import (
@@ -108,6 +109,7 @@ __all__ = [
     "BGN",
     "BN",
     "BNET",
+    "build_extension",
     "calibrate",
     "Calibration",
     "Card",

@@ -108,7 +108,9 @@ class Launch:
             raise Unrecordable("a tensor is not aligned")
         run, metadata = compiled.run, compiled.metadata
         scratch = getattr(run, "global_scratch_size", 0) or getattr(run, "profile_scratch_size", 0)
-        special = getattr(run, "launch_cooperative_grid", False) or getattr(run, "launch_pdl", False)
+        special = getattr(run, "launch_cooperative_grid", False) or getattr(
+            run, "launch_pdl", False
+        )
         if scratch or special or max(getattr(metadata, "cluster_dims", (1,))) > 1:
             raise Unrecordable("a kernel is started in a special way")
         numbers = [

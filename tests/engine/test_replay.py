@@ -1,0 +1,216 @@
+"""Steps that were recorded and are started again from C++, the kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+import normkit as nk
+from normkit.engine.replay import build
+from normkit.errors import DeviceError
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+LAYERS = {
+    "bn": {},
+    "gn": {"groups": 4},
+    "ln": {},
+    "in": {},
+    "bgn": {"groups": 4},
+    "rbn": {},
+    "iebn": {},
+    "bcn": {"groups": 4},
+    "sn": {},
+    "batch_renorm": {},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def extension():
+    nk.build_extension()
+
+
+@pytest.fixture(autouse=True)
+def triton():
+    with nk.use_backend("triton"):
+        yield
+
+
+def batch(seed: int, n: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 16, 5, 5, generator=generator)
+    return x.to(memory_format=torch.channels_last)
+
+
+def step(layer, x, residual=None, activation="none"):
+    """Everything a step gives, and what autograd's node is."""
+    x = x.clone().requires_grad_()
+    if residual is not None:
+        residual = residual.clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x, residual, activation)
+    (y * batch(9, len(x))).sum().backward()
+    made = [y.detach(), x.grad, *(p.grad for p in layer.parameters()), *layer.buffers()]
+    if residual is not None:
+        made.append(residual.grad)
+    return [t.clone() for t in made], y.grad_fn.name()
+
+
+def recorded(name: str = "bn", activation: str = "none", **options):
+    layer = nk.make(name, 16, **LAYERS.get(name, {}), **options)
+    step(layer, batch(1), activation=activation)
+    return layer
+
+
+def replays(made) -> bool:
+    return "NormalizerStep" in made[1]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("activation", "with_residual"), [("none", False), ("relu", True), ("none", True)]
+)
+def test_a_replayed_step_gives_what_the_layer_gives(name, activation, with_residual):
+    layer = nk.make(name, 16, **LAYERS[name])
+    other = copy.deepcopy(layer)
+    for seed in range(3):
+        residual = batch(seed + 5) if with_residual else None
+        made = step(layer, batch(seed), residual, activation)
+        with nk.use_backend("torch"):
+            expected, _ = step(other, batch(seed), residual, activation)
+        assert replays(made) == (seed > 0)
+        for got, wanted in zip(made[0], expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_other_shapes_types_and_modes_are_other_steps():
+    layer = recorded()
+    assert not replays(step(layer, batch(1, n=4)))
+    assert replays(step(layer, batch(2, n=4)))
+    assert not replays(step(layer, batch(1).contiguous()))
+    assert not replays(step(layer.bfloat16(), batch(1).bfloat16().float()))
+    layer = recorded()
+    layer.eval()
+    assert not replays(step(layer, batch(1)))
+
+
+@pytest.mark.parametrize(("name", "value"), [("eps", 0.5), ("momentum", 0.9), ("virtual_batch", 1)])
+def test_a_changed_option_counts_from_the_next_step_on(name, value):
+    layer = recorded()
+    other = copy.deepcopy(layer)
+    setattr(layer, name, value)
+    setattr(other, name, value)
+    got, _ = step(layer, batch(2))
+    with nk.use_backend("torch"):
+        expected, _ = step(other, batch(2))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_parameters_given_by_functional_call_are_used_and_get_gradients():
+    layer = recorded()
+    layer.zero_grad()
+    weight = torch.full((16,), 3.0, requires_grad=True)
+    x = batch(2).requires_grad_()
+    y = functional_call(layer, {"weight": weight}, (x,))
+    assert "NormalizerStep" in y.grad_fn.name()
+    torch.testing.assert_close(y, 3 * layer(x))
+    y.square().sum().backward()
+    assert weight.grad.abs().sum() > 0 and layer.weight.grad is None
+
+
+@pytest.mark.parametrize("name", ["bn", "rbn", "bcn"])
+def test_its_gradient_can_be_differentiated(name):
+    layer = recorded(name)
+    other = copy.deepcopy(layer)
+    found = []
+    for one, backend in ((layer, "triton"), (other, "torch")):
+        with nk.use_backend(backend):
+            x = batch(3).requires_grad_()
+            y = one(x)
+            (dx,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(dx.square().sum(), [x, *one.parameters()]))
+    largest = max(float(d.abs().max()) for d in found[1])  # sums of such, which nearly cancel
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6 * largest)
+
+
+def test_gradients_in_another_layout_many_at_once_and_twice():
+    layer = recorded()
+    x = batch(4).requires_grad_()
+    y = layer(x)
+    assert "NormalizerStep" in y.grad_fn.name()
+    g = torch.randn(3, 16, 5, 5)
+    (one,) = torch.autograd.grad(y, x, g, retain_graph=True)
+    (again,) = torch.autograd.grad(y, x, g, retain_graph=True)
+    (many,) = torch.autograd.grad(y, x, torch.stack([g, 2 * g]), is_grads_batched=True)
+    torch.testing.assert_close(one, again)
+    torch.testing.assert_close(many, torch.stack([one, 2 * one]), rtol=1e-5, atol=1e-6)
+
+
+def test_an_input_that_was_changed_in_place_is_an_error():
+    layer = recorded()
+    x = batch(4).requires_grad_() * 1
+    y = layer(x)
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="inplace"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_counts_once(reentrant):
+    layer = recorded()
+    before = int(layer.num_batches_tracked)
+    x = batch(5).requires_grad_()
+    checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
+    assert int(layer.num_batches_tracked) == before + 1
+
+
+def test_batches_that_are_not_finite_do_no_harm():
+    layer = recorded()
+    kept = layer.running_mean.clone()
+    layer((batch(1) * torch.nan).requires_grad_())
+    assert torch.equal(layer.running_mean, kept)
+    assert int(layer.nonfinite_batches) == 1 and int(layer.num_batches_tracked) == 1
+
+
+def test_copies_and_those_who_listen_get_steps_of_their_own():
+    layer = recorded()
+    assert copy.deepcopy(layer)._replays is None
+    heard = []
+    layer.listeners = (heard.append,)
+    layer(batch(2))
+    assert len(heard) == 1
+
+
+def test_frozen_parameters_get_no_gradient():
+    layer = recorded()
+    layer.bias.requires_grad_(False)
+    layer.zero_grad()
+    y = layer(batch(2).requires_grad_())
+    y.square().sum().backward()
+    assert "NormalizerStep" in y.grad_fn.name()
+    assert layer.bias.grad is None and layer.weight.grad is not None
+
+
+def test_without_a_compiler_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "_extension", build._Extension())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(DeviceError, match="no compiler \\(no-such-compiler\\)"):
+        nk.build_extension()
+    assert build.extension() is None and "no compiler" in build.reason()
+    layer = nk.BN(16)
+    step(layer, batch(1))
+    assert not replays(step(layer, batch(1)))
+
+
+def test_it_can_be_switched_off(monkeypatch):
+    monkeypatch.setattr(build, "_extension", build._Extension())
+    monkeypatch.setenv("NORMKIT_CPP", "0")
+    assert build.extension() is None and "NORMKIT_CPP=0" in build.reason()
