@@ -27,7 +27,10 @@ LAYERS = {
     "bcn": {"groups": 4},
     "sn": {},
     "batch_renorm": {},
+    "bnet": {"init": "dirac"},
+    "ubn": {"affine_init": "dirac"},
 }
+WITH_KERNEL = ("bnet", "ubn")  # residual and activation stand apart
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,7 +86,8 @@ def test_a_replayed_step_gives_what_the_layer_gives(name, activation, with_resid
         made = step(layer, batch(seed), residual, activation)
         with nk.use_backend("torch"):
             expected, _ = step(other, batch(seed), residual, activation)
-        assert replays(made) == (seed > 0)
+        if not (name in WITH_KERNEL and (activation != "none" or with_residual)):
+            assert replays(made) == (seed > 0)
         for got, wanted in zip(made[0], expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
@@ -121,10 +125,11 @@ def test_parameters_given_by_functional_call_are_used_and_get_gradients():
     assert "NormalizerStep" in y.grad_fn.name()
     torch.testing.assert_close(y, 3 * layer(x))
     y.square().sum().backward()
-    assert weight.grad.abs().sum() > 0 and layer.weight.grad is None
+    assert weight.grad.abs().sum() > 0
+    assert layer.weight.grad is None
 
 
-@pytest.mark.parametrize("name", ["bn", "rbn", "bcn"])
+@pytest.mark.parametrize("name", ["bn", "rbn", "bcn", "bnet", "ubn"])
 def test_its_gradient_can_be_differentiated(name):
     layer = recorded(name)
     other = copy.deepcopy(layer)
@@ -176,7 +181,8 @@ def test_batches_that_are_not_finite_do_no_harm():
     kept = layer.running_mean.clone()
     layer((batch(1) * torch.nan).requires_grad_())
     assert torch.equal(layer.running_mean, kept)
-    assert int(layer.nonfinite_batches) == 1 and int(layer.num_batches_tracked) == 1
+    assert int(layer.nonfinite_batches) == 1
+    assert int(layer.num_batches_tracked) == 1
 
 
 def test_copies_and_those_who_listen_get_steps_of_their_own():
@@ -195,7 +201,8 @@ def test_frozen_parameters_get_no_gradient():
     y = layer(batch(2).requires_grad_())
     y.square().sum().backward()
     assert "NormalizerStep" in y.grad_fn.name()
-    assert layer.bias.grad is None and layer.weight.grad is not None
+    assert layer.bias.grad is None
+    assert layer.weight.grad is not None
 
 
 def test_without_a_compiler_it_says_so(monkeypatch, tmp_path):
@@ -204,7 +211,8 @@ def test_without_a_compiler_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(DeviceError, match="no compiler \\(no-such-compiler\\)"):
         nk.build_extension()
-    assert build.extension() is None and "no compiler" in build.reason()
+    assert build.extension() is None
+    assert "no compiler" in build.reason()
     layer = nk.BN(16)
     step(layer, batch(1))
     assert not replays(step(layer, batch(1)))
@@ -213,4 +221,5 @@ def test_without_a_compiler_it_says_so(monkeypatch, tmp_path):
 def test_it_can_be_switched_off(monkeypatch):
     monkeypatch.setattr(build, "_extension", build._Extension())
     monkeypatch.setenv("NORMKIT_CPP", "0")
-    assert build.extension() is None and "NORMKIT_CPP=0" in build.reason()
+    assert build.extension() is None
+    assert "NORMKIT_CPP=0" in build.reason()

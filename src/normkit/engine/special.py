@@ -7,6 +7,7 @@ Families need Triton, so they are imported when a path has been decided that has
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,14 +25,15 @@ def normalized_depthwise(
     description: Depthwise,
     cells: Callable[[Tensor], Layout],
     repetition: Repetition,
+    record: Any = None,
 ) -> tuple[Tensor, Tensor, int]:
     """A norm and the convolution after it, a tensor, and where in it the statistics of the batch
-    begin."""
+    begin. A ``record`` is told what is launched."""
     from normkit.engine.families import depthwise
 
     layout = cells(x)
     assert isinstance(layout, Batch | Channels)
-    return depthwise.fused_depthwise(x, description, layout, repetition)
+    return depthwise.fused_depthwise(x, description, layout, repetition, record)
 
 
 def normalized_pixels(

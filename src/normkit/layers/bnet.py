@@ -17,7 +17,7 @@ from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import FixedMap, TrainedBN
 from normkit.engine.dispatch import decide
 from normkit.engine.epilogue import check as check_epilogue
-from normkit.engine.epilogue import epilogue
+from normkit.engine.epilogue import epilogue, followed
 from normkit.engine.special import normalized_depthwise
 from normkit.engine.torch.operations import depthwise
 from normkit.errors import OptionError, ShapeError
@@ -104,7 +104,12 @@ class BNET(BatchNormalizer):
         both = self.description(x, state)
         path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
         if path.name == "fused" and not path.part:
-            y, tables, begin = normalized_depthwise(x, both, self.cells, self.repetition(state))
+            record = None  # of all that the layer does
+            if not followed(residual, activation):
+                record = self._record(path, x, state, both.norm, activation)
+            y, tables, begin = normalized_depthwise(
+                x, both, self.cells, self.repetition(state), record
+            )
             self.after_fusion(both.norm, state, tables, begin, x)
         else:
             y, _ = self.run(path, x, state, None if both is None else both.norm)

@@ -16,7 +16,7 @@ from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.engine.dispatch import decide
 from normkit.engine.epilogue import check as check_epilogue
-from normkit.engine.epilogue import epilogue
+from normkit.engine.epilogue import epilogue, followed
 from normkit.engine.normalize import normalize
 from normkit.engine.special import normalized_depthwise
 from normkit.engine.torch.operations import condensation_score, depthwise
@@ -369,7 +369,12 @@ class UBN(BatchNormalizer):
         both = self.description(x, state)
         path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
         if path.name == "fused" and not path.part:
-            y, tables, begin = normalized_depthwise(x, both, self.cells, self.repetition(state))
+            record = None  # of all that the layer does
+            if not followed(residual, activation):
+                record = self._record(path, x, state, both.norm, activation)
+            y, tables, begin = normalized_depthwise(
+                x, both, self.cells, self.repetition(state), record
+            )
             self.after_fusion(both.norm, state, tables, begin, x)
             return epilogue(y, residual, activation)
         standardized, s = self.run(path, x, state, None if both is None else both.norm)

@@ -1,5 +1,5 @@
 """bnet and ubn as a whole: statistics, gate and a depthwise 3 × 3 convolution without tensors in
-between. Three launches forward, three backward, and two small sums for the kernel's gradient.
+between. Three launches forward, four backward, one of them for the sums of the kernel's gradient.
 
 With z = a·(x − c) + b inside the map and 0 around it, k the kernel, and s the gate (or 1):
 
@@ -15,7 +15,10 @@ current one is worked on. Offsets into a sample are 32-bit, those of samples 64-
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,6 +35,7 @@ from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.families.family import ChannelLayout, Family
 from normkit.engine.families.fused import FAMILIES
+from normkit.engine.replay.record import Recording, StepRecord
 from normkit.engine.triton import passes
 from normkit.engine.triton.launch import Launch
 
@@ -42,15 +46,17 @@ WARPS = 4
 
 
 def fused_depthwise(
-    x: Tensor, description: Depthwise, layout: ChannelLayout, repetition: Repetition
+    x: Tensor,
+    description: Depthwise,
+    layout: ChannelLayout,
+    repetition: Repetition,
+    record: StepRecord | None = None,
 ) -> tuple[Tensor, Tensor, int]:
     """Σ_t kernel[t]·z[p + t] + s·bias, z the map of the norm and s its gates, or 1; and the tables
     that were made, with where in them the statistics of the batch begin."""
     norm, kernel, bias = description
-    family = FAMILIES[type(norm)]
-    return _FusedDepthwise.apply(
-        x, kernel, bias, norm, layout, (family, repetition), *norm.parameters
-    )
+    source = FAMILIES[type(norm)], repetition, record
+    return _FusedDepthwise.apply(x, kernel, bias, norm, layout, source, *norm.parameters)
 
 
 class _FusedDepthwise(torch.autograd.Function):
@@ -62,15 +68,22 @@ class _FusedDepthwise(torch.autograd.Function):
         bias: Tensor | None,
         fusion: Fusion,
         layout: ChannelLayout,
-        source: tuple[Family, Repetition],
+        source: tuple[Family, Repetition, StepRecord | None],
         *parameters: Tensor | None,
     ) -> Any:
-        family, ctx.repetition = source
-        parts = passes.moment_parts(x, layout)
-        tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
-        y = layout.like(x)
-        start = _forward(_sizes(x, layout, period), bias is not None, gates is not None)
-        start(layout.aligned(x), tables, kernel, bias, gates, y)
+        family, ctx.repetition, record = source
+        recording = None
+        if record is not None:
+            recording = Recording(record.inputs(x, None, (kernel, bias, *parameters)))
+        with recording or nullcontext():
+            parts = passes.moment_parts(x, layout)
+            tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
+            y = passes.like(layout, x)
+            start = _forward(_sizes(x, layout, period), bias is not None, gates is not None)
+            start(layout.aligned(x), tables, kernel, bias, gates, y)
+        if recording is not None and record is not None:
+            record = record.with_forward(recording, y, tables)
+        ctx.record = record
         ctx.save_for_backward(x, kernel, bias, tables, gates, *parameters)
         ctx.given = fusion, layout, family, period
         ctx.mark_non_differentiable(tables)
@@ -81,43 +94,90 @@ class _FusedDepthwise(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         grad = grads[0]
         x, kernel, bias, tables, gates, *parameters = ctx.saved_tensors
-        fusion, layout, family, period = ctx.given
+        fusion, layout, _family, _period = ctx.given
         if grad is None:
             return (None,) * (6 + len(parameters))
         if looked_into_backward(grad):
             return _again(
                 torch.is_grad_enabled(), ctx, grad, tables, [x, kernel, bias, *parameters]
             )
-        n, c = x.shape[:2]
-        start, splits = _sums(_sizes(x, layout, period))
-        parts, taps = passes.table(x, 2 * splits * n * c), passes.table(x, 10 * splits * n * c)
-        dy, x = layout.aligned(grad), layout.aligned(x)
-        start(dy, x, tables, kernel, parts, taps)
-        by_sample = taps.view(10, splits, n, c)
-        dkernel = by_sample[:9].sum((1, 2)).t().reshape(kernel.shape)
-        total = by_sample[9].sum(0)  # Σ dy, (N, C)
-        dgates = None
-        if gates is not None and bias is not None:
-            dbias, dgates = (total * gates).sum(0), total * bias
-        else:
-            dbias = total.sum(0)
-        whole = splits * n // layout.rows  # a table of one row counts samples as parts
-        found = passes.Parts(parts, whole, 0)
-        extra, dparameters = family.gradients(x, found, fusion, layout, tables, dgates)
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dx = layout.like(x)
-            _gradient(_sizes(x, layout, period))(dy, x, tables, kernel, extra, dx)
+        record, recording = ctx.record, None
+        grad = layout.aligned(grad)
+        given = kernel, bias, *parameters
+        if record is not None:
+            own = [p for p in given if p is not None]
+            recording = Recording([x, None, *own, tables, grad])
+            recording.same((None, None, *fusion.parameters), given)
+        with recording or nullcontext():
+            dx, found = _gradients(ctx, grad, x, kernel, bias, tables, gates)
+        if recording is not None:
+            there = [d for d, p in zip(found, given, strict=True) if p is not None]
+            record.finish(recording, x, grad, dx, None, there, _looked_into(ctx, record))
+        needs = *ctx.needs_input_grad[1:3], *ctx.needs_input_grad[6:]
         wanted = [
             None if p is None or d is None or not need else d.to(p.dtype)
-            for p, d, need in zip(
-                (kernel, bias, *parameters),
-                (dkernel, dbias, *dparameters),
-                (*ctx.needs_input_grad[1:3], *ctx.needs_input_grad[6:]),
-                strict=True,
-            )
+            for p, d, need in zip(given, found, needs, strict=True)
         ]
         return dx, *wanted[:2], None, None, None, *wanted[2:]
+
+
+def _gradients(
+    ctx: Any,
+    dy: Tensor,
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    tables: Tensor,
+    gates: Tensor | None,
+) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
+    """dx, and the gradients of kernel, bias and the norm's parameters."""
+    fusion, layout, family, period = ctx.given
+    n, c = x.shape[:2]
+    start, splits = _sums(_sizes(x, layout, period))
+    parts, taps = passes.table(x, 2 * splits * n * c), passes.table(x, 10 * splits * n * c)
+    x = layout.aligned(x)
+    start(dy, x, tables, kernel, parts, taps)
+    gated = gates is not None and bias is not None
+    made = passes.table(x, (10 + n) * c if gated else 10 * c)
+    _totals(n, c, splits, gated)(taps, gates if gated else None, bias if gated else None, made)
+    dgates = made[10 * c :].view(n, c) if gated else None
+    whole = splits * n // layout.rows  # a table of one row counts samples as parts
+    found = passes.Parts(parts, whole, 0)
+    extra, dparameters = family.gradients(x, found, fusion, layout, tables, dgates)
+    dx = None
+    if ctx.needs_input_grad[0]:
+        dx = passes.like(layout, x)
+        _gradient(_sizes(x, layout, period))(dy, x, tables, kernel, extra, dx)
+    return dx, (made[: 9 * c].view(kernel.shape), made[9 * c : 10 * c], *dparameters)
+
+
+def _looked_into(ctx: Any, record: StepRecord) -> Callable[..., Any]:
+    """The backward of a replayed step where someone looks into it."""
+    given = ctx.given
+    fusion = given[0]
+
+    def again(
+        x: Tensor,
+        residual: Tensor | None,
+        parameters: Sequence[Tensor],
+        tables: Tensor,
+        grad: Tensor,
+        needs: Sequence[bool],
+    ) -> list[Tensor | None]:
+        there = (True, record.has("bias"), *(p is not None for p in fusion.parameters))
+        saved, wanted = iter(parameters), iter(needs[2:])
+        own = [next(saved) if p else None for p in there]
+        flags = [p and next(wanted) for p in there]
+        like = SimpleNamespace(
+            given=given,
+            repetition=record.repetition(),
+            needs_input_grad=(needs[0], *flags[:2], False, False, False, *flags[2:]),
+        )
+        back = _again(torch.is_grad_enabled(), like, grad, tables, [x, *own])
+        found = zip((*back[1:3], *back[6:]), there, strict=True)
+        return [back[0], None, *(d for d, p in found if p)]
+
+    return again
 
 
 @torch.enable_grad()
@@ -191,6 +251,12 @@ def _sums(sizes: tuple[int, ...]) -> tuple[Launch, int]:
 
 
 @lru_cache(maxsize=4096)
+def _totals(n: int, c: int, splits: int, gated: bool) -> Launch:
+    rows = min(passes.power_of_two(n * splits), 64)
+    return Launch(totals_kernel, (-(-c // 16),), (n, c, splits), (gated, rows, 16))
+
+
+@lru_cache(maxsize=4096)
 def _gradient(sizes: tuple[int, ...]) -> Launch:
     _, c, h, w, period, _ = sizes
     grid, rows, tile = _cut(sizes, PROGRAMS, ELEMENTS)
@@ -256,6 +322,44 @@ def _taps(weight, channel, known):
         _tap(weight, channel, known, 7),
         _tap(weight, channel, known, 8),
     )
+
+
+@triton.jit
+def totals_kernel(
+    taps, gates, bias, out, N, C, splits,
+    GATED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """From the parts (10, splits, N, C) of what each tap and dy have summed: the gradients of the
+    kernel (C, 9) and the bias (C), and with GATED those of the gates (N, C)."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    known = (channel < C)[None, :]
+    rows = N * splits
+    size = tl.cast(rows, tl.int64) * C
+    for tap in tl.static_range(9):
+        total = tl.zeros((ROWS, CHANNELS), tl.float32)
+        for start in range(0, rows, ROWS):
+            row = start + tl.arange(0, ROWS)
+            at = row.to(tl.int64)[:, None] * C + channel[None, :]
+            mask = (row < rows)[:, None] & known
+            total += tl.load(taps + tap * size + at, mask=mask, other=0.0)
+        tl.store(out + channel * 9 + tap, tl.sum(total, 0), mask=channel < C)
+    shift = tl.zeros((1, CHANNELS), tl.float32)
+    if GATED:
+        shift = tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    total = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for start in range(0, N, ROWS):
+        sample = start + tl.arange(0, ROWS)
+        mask = (sample < N)[:, None] & known
+        own = sample.to(tl.int64)[:, None] * C + channel[None, :]
+        value = tl.zeros((ROWS, CHANNELS), tl.float32)
+        for split in range(splits):
+            at = tl.cast(split * N, tl.int64) * C + own
+            value += tl.load(taps + 9 * size + at, mask=mask, other=0.0)
+        if GATED:
+            tl.store(out + 10 * C + own, value * shift, mask=mask)
+            value = value * tl.load(gates + own, mask=mask, other=0.0)
+        total += value
+    tl.store(out + 9 * C + channel, tl.sum(total, 0), mask=channel < C)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool
 from normkit.core.moments import Moments
-from normkit.core.statistics import LayerState, Repetition
+from normkit.core.statistics import Repetition
 from normkit.engine import plain
 from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
@@ -75,7 +75,7 @@ class _Fused(torch.autograd.Function):
         ctx.save_for_backward(x, residual if act != "none" else None, tables, *parameters)
         ctx.given = fusion, act, layout, family, period
         if recording is not None and record is not None:
-            record = record.with_forward(recording, y, tables, gates)
+            record = None if gates is not None else record.with_forward(recording, y, tables)
         ctx.record = record
         ctx.mark_non_differentiable(tables)
         ctx.set_materialize_grads(False)
@@ -119,7 +119,6 @@ def _looked_into(ctx: Any, record: StepRecord) -> Callable[..., Any]:
     left of the step. It must not keep the layer alive, which keeps this."""
     given = ctx.given
     fusion = given[0]
-    names = {name: p for name, p in ctx.repetition.parameters.items() if p is not None}
 
     def again(
         x: Tensor,
@@ -129,19 +128,12 @@ def _looked_into(ctx: Any, record: StepRecord) -> Callable[..., Any]:
         grad: Tensor,
         needs: Sequence[bool],
     ) -> list[Tensor | None]:
-        layer = record.layer()
-        if layer is None:
-            raise RuntimeError(
-                "The layer of this graph is gone, and its gradient cannot be differentiated "
-                "without it. Try to keep the model until the last backward."
-            )
-        state = LayerState(record.training, dict(layer._buffers), True)
         saved, wanted = iter(parameters), iter(needs[2:])
         own = [None if p is None else next(saved) for p in fusion.parameters]
         flags = [p is not None and next(wanted) for p in fusion.parameters]
         like = SimpleNamespace(
             given=given,
-            repetition=Repetition(layer, state, names),
+            repetition=record.repetition(),
             needs_input_grad=(needs[0], needs[1], False, False, False, False, *flags),
         )
         back = _again(torch.is_grad_enabled(), like, grad, None, tables, [x, residual, *own])

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from normkit.core.statistics import LayerState, Repetition
 from normkit.engine import dispatch
 from normkit.engine.replay.build import extension
 
@@ -50,8 +51,11 @@ class Recording:
         self.slots = {id(t): slot for slot, t in enumerate(inputs) if t is not None}
         self.x = inputs[0]
         self.kept: list[Any] = [*inputs]  # alive, so that no id is given out twice
+        self.kept_at: list[Any] = [*inputs]  # by slot
         self.allocations: list[tuple[bool, int]] = []
-        self.storages: dict[int, int] = {}
+        self.storages = {
+            t.untyped_storage().data_ptr(): slot for slot, t in enumerate(inputs) if t is not None
+        }
         self.launches: list[dict[str, Any]] = []
         self.obstacle = ""
 
@@ -66,15 +70,27 @@ class Recording:
         slot = self.inputs + len(self.allocations)
         self.slots[id(tensor)] = slot
         self.storages[tensor.untyped_storage().data_ptr()] = slot
-        self.kept.append(tensor)
+        self.kept_at.append(tensor)
         self.allocations.append((like_x, tensor.numel()))
 
     def launched(self, launch: Any, tensors: Sequence[Tensor | None]) -> None:
-        slots = [-1 if t is None else self.slots.get(id(t)) for t in tensors]
-        if None in slots:
+        places = [self.place(t) for t in tensors]
+        if None in places:
             self.obstacle = "a kernel reads what torch has computed"
         else:
-            self.launches.append({"launch": launch, "slots": slots, "tensors": list(tensors)})
+            self.launches.append({"launch": launch, "slots": places, "tensors": list(tensors)})
+
+    def place(self, tensor: Tensor | None) -> tuple[int, int] | None:
+        """The slot of a tensor, and how many of its entries before those of the tensor."""
+        if tensor is None:
+            return -1, 0
+        slot = self.slots.get(id(tensor))
+        if slot is not None:
+            return slot, 0
+        slot = self.storages.get(tensor.untyped_storage().data_ptr())
+        if slot is None or not tensor.is_contiguous():
+            return None
+        return slot, tensor.storage_offset() - self.kept_at[slot].storage_offset()
 
     def same(self, given: Sequence[Tensor | None], saved: Sequence[Tensor | None]) -> None:
         """The same tensors as other objects, as autograd gives them back."""
@@ -139,14 +155,28 @@ class StepRecord:
         )
         return [x, residual, *own, *kept.values()]
 
-    def with_forward(
-        self, recording: Recording, y: Tensor, tables: Tensor, gates: Tensor | None
-    ) -> StepRecord | None:
+    def has(self, name: str) -> bool:
+        """Whether a parameter of this name was given."""
+        return name in self.plan["parameters"]
+
+    def repetition(self) -> Repetition:
+        """How the layer's map is made once more, on tables; the layer must still be there."""
+        layer = self.layer()
+        if layer is None:
+            raise RuntimeError(
+                "The layer of this graph is gone, and its gradient cannot be differentiated "
+                "without it. Try to keep the model until the last backward."
+            )
+        names = self.plan["parameters"]
+        state = LayerState(self.training, dict(layer._buffers), True)
+        return Repetition(layer, state, dict(zip(names, self.plan["tensors"], strict=False)))
+
+    def with_forward(self, recording: Recording, y: Tensor, tables: Tensor) -> StepRecord | None:
         """Itself, or None if the forward cannot be replayed."""
         plan = self.plan
         own = len(plan["parameters"]) + len(plan["buffers"]) == len(plan["tensors"])
         try:
-            if gates is not None or not own:
+            if not own:
                 raise Unrecordable("there is more to it than the layer's own tensors")
             plan["forward"] = recording.program()
             plan["y"], plan["tables"] = recording.slot(y), recording.slot(tables)

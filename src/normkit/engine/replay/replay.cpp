@@ -47,7 +47,7 @@ struct Launch {
   uint64_t function = 0;             // 0: ``call`` is called instead
   std::vector<unsigned> grid;
   unsigned threads = 0, shared = 0;
-  std::vector<int> slots;            // of its tensors, -1 for None
+  std::vector<std::pair<int, int64_t>> slots;  // of its tensors, -1 for None, and offsets
   std::vector<std::pair<char, double>> numbers;  // 'i' 32 bits, 'l' 64 bits, 'f' float
   py::object call;
 };
@@ -101,16 +101,20 @@ void run(const Program& program, std::vector<Tensor>& slots, const Key& key, voi
     if (!launch.function) {
       py::gil_scoped_acquire lock;
       py::list given;
-      for (int slot : launch.slots)
-        given.append(slot < 0 ? py::object(py::none()) : py::cast(slots[slot]));
+      for (auto [slot, offset] : launch.slots)
+        given.append(slot < 0 ? py::object(py::none())
+                     : offset ? py::cast(slots[slot].flatten().slice(0, offset))
+                              : py::cast(slots[slot]));
       launch.call(*py::tuple(given));
       continue;
     }
     uint64_t values[64];
     void* pointers[64];
     size_t count = 0;
-    for (int slot : launch.slots) {
-      values[count] = slot < 0 ? 0 : reinterpret_cast<uint64_t>(slots[slot].data_ptr());
+    for (auto [slot, offset] : launch.slots) {
+      values[count] = slot < 0 ? 0
+                               : reinterpret_cast<uint64_t>(slots[slot].data_ptr()) +
+                                     offset * slots[slot].element_size();
       pointers[count] = &values[count];
       ++count;
     }
@@ -275,7 +279,7 @@ Program program(const py::dict& given) {
     launch.grid = from["grid"].cast<std::vector<unsigned>>();
     launch.threads = from["threads"].cast<unsigned>();
     launch.shared = from["shared"].cast<unsigned>();
-    launch.slots = from["slots"].cast<std::vector<int>>();
+    launch.slots = from["slots"].cast<std::vector<std::pair<int, int64_t>>>();
     launch.numbers = from["numbers"].cast<std::vector<std::pair<char, double>>>();
     launch.call = from["call"];
     TORCH_CHECK(launch.slots.size() + launch.numbers.size() <= 60, "too many arguments");

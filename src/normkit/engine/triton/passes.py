@@ -450,7 +450,7 @@ def summed(parts: Parts) -> Parts:
 
 
 def summed_rows(tables: Tensor, begin: int, outer: int, rows: int) -> Tensor:
-    """Σ over the rows of tables (outer, rows, size) that begin somewhere in a tensor: one launch."""
+    """Σ over the rows of tables (outer, rows, size) that begin somewhere in a tensor."""
     size = (tables.numel() - begin) // (outer * rows)
     out = table(tables, outer * size)
     _rows(begin, outer, rows, size)(tables, out)
