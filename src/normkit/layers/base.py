@@ -24,12 +24,12 @@ from normkit.engine.dispatch import KERNELS, Path, decide
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed, followed_by
 from normkit.engine.normalize import fused, normalize
-from normkit.engine.replay.record import StepRecord, current_stream, may_replay, step_record
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 from normkit.layers.measured import Measured, Refusal
+from normkit.layers.replayed import Replayed
 
 
-class Normalizer(Configured, Measured):
+class Normalizer(Replayed, Configured, Measured):
     """A layer y = a·x + b whose tables come from ``coefficients(moments)``.
 
     A subclass owns its parameters and writes that one method: a pure function on small tables,
@@ -56,7 +56,6 @@ class Normalizer(Configured, Measured):
     # without scale and shift they are not trained
     compensates: tuple[str, ...] = ()
     has_eps: ClassVar[bool] = True  # whether it divides by a deviation
-    _replays: Any = None  # steps that were recorded: see engine/replay
     apart_on_cpu = False  # set by fuse: speed matters more than memory, see engine.dispatch.Path
     weight: Tensor | None
     bias: Tensor | None
@@ -268,13 +267,9 @@ class Normalizer(Configured, Measured):
         if not isinstance(x, Tensor):
             traced: Tensor = node_of(self, x, residual, activation)
             return traced
-        if self._replays is not None and may_replay(x) and not torch.compiler.is_compiling():
-            y = self._replays(
-                *(x, residual, activation, self.training),
-                *(self._parameters, self._buffers, current_stream(x)),
-            )
-            if y is not None:
-                replayed: Tensor = y
+        if not torch.compiler.is_compiling() and self._replays is not None:
+            replayed = self.replay(x, residual, activation)
+            if replayed is not None:
                 return replayed
         self.check(x)
         if x.numel() == 0:
@@ -390,39 +385,17 @@ class Normalizer(Configured, Measured):
         written."""
         if fusion is not None and path.name in KERNELS:
             y, tables, begin, gates = fused(
-                path,
-                x,
-                fusion,
-                self.repetition(state),
+                *(path, x, fusion, self.repetition(state)),
                 cells=self.cells,
                 residual=residual,
                 activation=activation,
-                record=self._record(path, x, state, fusion, activation),
+                record=self.recorded(path, x, state, fusion, activation),
             )
             self.after_fusion(fusion, state, tables, begin, x)
             return y, gates
         y, result = self.mapped(x, state, residual, activation, path)
         self.write(result.update)
         return y, result.gate
-
-    def _record(
-        self, path: Path, x: Tensor, state: LayerState, fusion: Fusion, activation: str
-    ) -> StepRecord | None:
-        """To record this step, if all that it does will be launches of kernels."""
-        plain = path.name == "fused" and not self.listeners and not state.again
-        if not plain or (fusion.memory is None and self.tracks(state)):
-            return None
-        return step_record(self, x, activation)
-
-    def tracks(self, state: LayerState) -> bool:
-        """Whether a batch enters statistics that the layer keeps."""
-        return False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # recorded steps hold numbers that were attributes
-        if name != "training" and self.__dict__.get("_replays") is not None:
-            self.__dict__["_replays"] = None
-        super().__setattr__(name, value)
 
     def repetition(self, state: LayerState) -> Repetition:
         """How a kernel's map is made once more where it has to be differentiated twice."""
@@ -462,15 +435,9 @@ class Normalizer(Configured, Measured):
             results.append(self._heard(x, moments, state))
             return results[0].map
 
-        y = normalize(
-            x,
-            coefficients,
-            cells=self.cells,
-            use_moments=self.uses_moments(),
-            residual=residual,
-            activation=activation,
-            path=path,
-        )
+        uses = self.uses_moments()
+        options = {"residual": residual, "activation": activation, "path": path}
+        y = normalize(x, coefficients, cells=self.cells, use_moments=uses, **options)  # type: ignore[arg-type]
         return y, results[0]
 
     def _heard(self, x: Tensor, moments: Moments | None, state: LayerState) -> MapResult:

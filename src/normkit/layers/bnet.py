@@ -106,7 +106,7 @@ class BNET(BatchNormalizer):
         if path.name == "fused" and not path.part:
             record = None  # of all that the layer does
             if not followed(residual, activation):
-                record = self._record(path, x, state, both.norm, activation)
+                record = self.recorded(path, x, state, both.norm, activation)
             y, tables, begin = normalized_depthwise(
                 x, both, self.cells, self.repetition(state), record
             )

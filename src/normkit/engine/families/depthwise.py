@@ -35,7 +35,7 @@ from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.families.family import ChannelLayout, Family
 from normkit.engine.families.fused import FAMILIES
-from normkit.engine.replay.record import Recording, StepRecord
+from normkit.engine.replay.record import RecordedStep, Recording
 from normkit.engine.triton import passes
 from normkit.engine.triton.launch import Launch
 
@@ -50,7 +50,7 @@ def fused_depthwise(
     description: Depthwise,
     layout: ChannelLayout,
     repetition: Repetition,
-    record: StepRecord | None = None,
+    record: RecordedStep | None = None,
 ) -> tuple[Tensor, Tensor, int]:
     """Σ_t kernel[t]·z[p + t] + s·bias, z the map of the norm and s its gates, or 1; and the tables
     that were made, with where in them the statistics of the batch begin."""
@@ -68,7 +68,7 @@ class _FusedDepthwise(torch.autograd.Function):
         bias: Tensor | None,
         fusion: Fusion,
         layout: ChannelLayout,
-        source: tuple[Family, Repetition, StepRecord | None],
+        source: tuple[Family, Repetition, RecordedStep | None],
         *parameters: Tensor | None,
     ) -> Any:
         family, ctx.repetition, record = source
@@ -151,7 +151,7 @@ def _gradients(
     return dx, (made[: 9 * c].view(kernel.shape), made[9 * c : 10 * c], *dparameters)
 
 
-def _looked_into(ctx: Any, record: StepRecord) -> Callable[..., Any]:
+def _looked_into(ctx: Any, record: RecordedStep) -> Callable[..., Any]:
     """The backward of a replayed step where someone looks into it."""
     given = ctx.given
     fusion = given[0]

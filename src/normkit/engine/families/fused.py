@@ -22,7 +22,7 @@ from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.families import channel, gate, mix, pool
 from normkit.engine.families.family import ChannelLayout, Family
-from normkit.engine.replay.record import Recording, StepRecord
+from normkit.engine.replay.record import RecordedStep, Recording
 from normkit.engine.triton import passes
 
 FAMILIES: dict[type, Family] = {
@@ -40,7 +40,7 @@ def fused(
     act: str,
     layout: ChannelLayout,
     repetition: Repetition | None = None,
-    record: StepRecord | None = None,
+    record: RecordedStep | None = None,
 ) -> tuple[Tensor, Tensor, int, Tensor | None]:
     """The layer's output; the tables that were made and where in them the statistics of the batch
     begin, which carry no gradient; and the gates if they are kept. Only with a ``repetition`` can
@@ -61,7 +61,7 @@ class _Fused(torch.autograd.Function):
         fusion: Fusion,
         act: str,
         layout: ChannelLayout,
-        source: tuple[Family, Repetition | None, StepRecord | None],
+        source: tuple[Family, Repetition | None, RecordedStep | None],
         *parameters: Tensor | None,
     ) -> Any:
         family, ctx.repetition, record = source
@@ -114,7 +114,7 @@ class _Fused(torch.autograd.Function):
         return dx, dr, None, None, None, None, *wanted
 
 
-def _looked_into(ctx: Any, record: StepRecord) -> Callable[..., Any]:
+def _looked_into(ctx: Any, record: RecordedStep) -> Callable[..., Any]:
     """The backward of a replayed step where someone looks into it: the same, made of what is
     left of the step. It must not keep the layer alive, which keeps this."""
     given = ctx.given

@@ -126,7 +126,7 @@ class Recording:
         return {"allocations": self.allocations, "launches": launches}
 
 
-class StepRecord:
+class RecordedStep:
     """A step of a layer while it is recorded: its forward, then its backward."""
 
     def __init__(self, layer: Any, activation: str) -> None:
@@ -171,7 +171,7 @@ class StepRecord:
         state = LayerState(self.training, dict(layer._buffers), True)
         return Repetition(layer, state, dict(zip(names, self.plan["tensors"], strict=False)))
 
-    def with_forward(self, recording: Recording, y: Tensor, tables: Tensor) -> StepRecord | None:
+    def with_forward(self, recording: Recording, y: Tensor, tables: Tensor) -> RecordedStep | None:
         """Itself, or None if the forward cannot be replayed."""
         plan = self.plan
         own = len(plan["parameters"]) + len(plan["buffers"]) == len(plan["tensors"])
@@ -223,7 +223,7 @@ class StepRecord:
             layer.__dict__["_unrecorded"] = layer.__dict__.get("_unrecorded", 0) + 1
 
 
-def step_record(layer: Any, x: Tensor, activation: str) -> StepRecord | None:
+def step_record(layer: Any, x: Tensor, activation: str) -> RecordedStep | None:
     """For a step that is worth recording: one that can be replayed, of a layer with few shapes."""
     replays = layer.__dict__.get("_replays")
     if replays is not None and len(replays) >= PLANS:
@@ -232,7 +232,7 @@ def step_record(layer: Any, x: Tensor, activation: str) -> StepRecord | None:
         return None
     if extension(wanted=x.is_cuda) is None:
         return None
-    return StepRecord(layer, activation)
+    return RecordedStep(layer, activation)
 
 
 def may_replay(x: Any) -> bool:

@@ -73,7 +73,7 @@ struct Key {
 
 struct Plan : torch::CustomClassHolder {
   Key key;
-  std::vector<std::string> parameters, buffers;
+  std::vector<py::str> parameters, buffers;  // names
   std::vector<at::ScalarType> types;  // of both, in this order
   Program forward, backward;
   int y, tables;
@@ -84,6 +84,8 @@ struct Plan : torch::CustomClassHolder {
   ~Plan() override {
     py::gil_scoped_acquire lock;      // launches and ``again`` hold objects of Python
     again = py::object();
+    parameters.clear();
+    buffers.clear();
     forward.launches.clear();
     backward.launches.clear();
   }
@@ -218,11 +220,11 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
 };
 
 // Tensors of a layer by name, if they are what they were.
-bool collect(const py::dict& from, const std::vector<std::string>& names,
+bool collect(const py::dict& from, const std::vector<py::str>& names,
              const std::vector<at::ScalarType>& types, size_t begin, const at::Device& device,
              std::vector<Tensor>& into) {
   for (size_t i = 0; i < names.size(); ++i) {
-    PyObject* object = PyDict_GetItemString(from.ptr(), names[i].c_str());
+    PyObject* object = PyDict_GetItem(from.ptr(), names[i].ptr());
     if (!object || !THPVariable_Check(object)) return false;
     const Tensor& t = THPVariable_Unpack(object);
     if (t.scalar_type() != types[begin + i] || t.device() != device || !t.is_contiguous() ||
@@ -301,8 +303,8 @@ c10::intrusive_ptr<Plan> plan(const Tensor& x, const py::dict& given) {
   key.needs_x = given["needs_x"].cast<bool>();
   key.needs_residual = given["needs_residual"].cast<bool>();
   if (!given["residual"].is_none()) key.residual = given["residual"].cast<Tensor>().scalar_type();
-  made->parameters = given["parameters"].cast<std::vector<std::string>>();
-  made->buffers = given["buffers"].cast<std::vector<std::string>>();
+  for (auto item : given["parameters"]) made->parameters.push_back(item.cast<py::str>());
+  for (auto item : given["buffers"]) made->buffers.push_back(item.cast<py::str>());
   for (auto item : given["tensors"]) made->types.push_back(item.cast<Tensor>().scalar_type());
   made->forward = program(given["forward"]);
   made->backward = program(given["backward"]);
