@@ -28,8 +28,8 @@ GRADIENT = -2  # in place of a slot: the incoming gradient itself
 _transforms, _tracing = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
 _hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _backward = torch._C._current_graph_task_id
-_device = getattr(torch._C, "_cuda_getDevice", None)  # not where torch was built without CUDA
-_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # not where torch was built without CUDA
+_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 class _Active(threading.local):
@@ -113,7 +113,7 @@ class Recording:
         slot = self.storages.get(tensor.untyped_storage().data_ptr())
         if slot is None or not tensor.is_contiguous() or tensor.dtype != torch.float32:
             raise Unrecordable("a gradient is no part of a table that kernels have written")
-        return slot, tensor.storage_offset(), tensor.numel()
+        return slot, int(tensor.storage_offset()), tensor.numel()
 
     def program(self) -> dict[str, Any]:
         """For C++; nothing is kept of the tensors."""
@@ -139,7 +139,7 @@ class RecordedStep:
         self, x: Tensor, residual: Tensor | None, parameters: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         """In the order of slots: x, residual, parameters, buffers."""
-        layer = self.layer()
+        layer: Any = self.layer()
         own = [p for p in parameters if p is not None]
         kept = {name: b for name, b in layer._buffers.items() if b is not None}
         names = [name for p in own for name, mine in layer._parameters.items() if mine is p]
