@@ -12,6 +12,8 @@ from normkit.core.precision import statistics_dtype
 from normkit.core.trained import TrainedBN
 from normkit.layers.base import Normalizer
 
+STRAIGHT = 0.02  # of the variance that a fit wants, what tanh may take away
+
 
 class DyT(Normalizer):
     """Dynamic tanh: squashes each value instead of normalizing it.
@@ -29,7 +31,7 @@ class DyT(Normalizer):
 
     Paper: Zhu et al. 2025. ``alpha_init`` is their default for everything but language models.
 
-    from_batch_norm carries weight and bias; alpha starts anew.
+    from_batch_norm carries weight and bias; alpha starts anew, and a fitted conversion chooses it.
 
     >>> import torch, normkit as nk
     >>> y = nk.DyT(8)(100 * torch.randn(2, 8, 5, 5))
@@ -60,6 +62,23 @@ class DyT(Normalizer):
         wide = statistics_dtype(torch.promote_types(x.dtype, self.alpha.dtype))
         y = torch.tanh(self.alpha.to(wide) * x.to(wide)).to(x.dtype)
         return self.finish(y, residual, activation)
+
+    @torch.no_grad()
+    def prepare_fit(self, x: Tensor, wanted: Tensor) -> tuple[str, ...]:
+        """The largest alpha, of powers of two, whose tanh still leaves a line to what is wanted: a
+        smaller one would fit better, but the smaller it is, the less the layer is but a line."""
+        target = wanted - wanted.mean(0)
+        size = x.square().mean().sqrt().clamp(min=torch.finfo(x.dtype).tiny)
+        power = target.square().sum()
+        for power_of_two in range(2, -11, -1):
+            alpha = 2.0**power_of_two / size
+            y = torch.tanh(alpha * x)
+            y = y - y.mean(0)
+            scale = (y * target).sum(0) / y.square().sum(0).clamp(min=torch.finfo(x.dtype).tiny)
+            if (target - scale * y).square().sum() <= STRAIGHT * power:
+                break
+        self.alpha.fill_(float(alpha))
+        return ("alpha",)
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:

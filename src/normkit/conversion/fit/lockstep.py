@@ -47,7 +47,8 @@ class Candidate:
     """Whether its running statistics are to be measured on the images."""
     scale: Tensor | None = None
     shift: Tensor | None = None
-    refusal: str = ""
+    prepared: tuple[str, ...] = ()
+    """Tensors of its own that were set for the fit."""
 
     @property
     def norm(self) -> nn.Module:
@@ -229,6 +230,10 @@ class Lockstep:
         for number, candidate in enumerate(place.candidates):
             if candidate.empty and call == 0:
                 _measure_statistics(place.site, candidate, inputs, self.runs)
+            if call == 0 and isinstance(candidate.norm, Normalizer):
+                taken = [pick(x, i) for i, x in enumerate(inputs)]
+                parts = self._split(taken, wanted, held_out=False)
+                candidate.prepared = candidate.norm.prepare_fit(*parts)
             carried = [self._carried(place, candidate, x) for x in inputs]
             given = [pick(u, i) for i, u in enumerate(carried)]
             u, t = self._split(given, wanted, held_out=False)

@@ -105,6 +105,7 @@ def _told(several: list[Step], place: FitSite | None) -> Step:
     number = place.candidates.index(place.chosen)
     step = several[number]
     names = tuple(name.removeprefix("norm.") for name in place.chosen.values())
+    names += place.chosen.prepared
     statistics = (STATISTICS,) if place.chosen.empty and STATISTICS in step.initialised else ()
     notes = [note for note in step.reason.split("; ") if note and note not in FITTED]
     notes.append(place.note or f"R² {place.r2:.3f}, as carried {place.plain_r2:.3f}")
