@@ -186,12 +186,6 @@ class Normalizer(Replayed, Configured, Measured):
             "bias": torch.addcmul(shift, bias.detach().to(wide), scale),
         }
 
-    def prepare_fit(self, x: Tensor, wanted: Tensor) -> tuple[str, ...]:
-        """Set what is peculiar to the layer, before its output map is fitted: from tables (values,
-        channels) of its inputs, and of the outputs that it is to come near to. Returns which
-        tensors were set."""
-        return ()
-
     def parameter_role(self, name: str) -> ParameterRole:
         """What part a parameter of this layer plays for an optimizer and for a conversion."""
         if name != "weight":

@@ -1,4 +1,4 @@
-"""What calibration and diagnosis ask of a norm, with answers that hold for most.
+"""What calibration, diagnosis and fits ask of a norm, with answers that hold for most.
 
 A layer overrides its own; norms of other libraries have an adapter in inspection.
 """
@@ -44,6 +44,14 @@ class Measured:
     """Whether samples of a training batch share statistics, with some options at least."""
     running_correction: int = 0
     """1 if the running variance is unbiased, as torch.nn stores it; 0 if it is biased."""
+
+    # ---------------------------------------------------------------- before it is fitted
+
+    def prepare_fit(self, x: Tensor, wanted: Tensor) -> tuple[str, ...]:
+        """Set what is peculiar to the layer, before its output map is fitted: from tables (values,
+        channels) of its inputs, and of the outputs that it is to come near to. Returns which
+        tensors were set."""
+        return ()
 
     # ---------------------------------------------------------------- the statistics it keeps
 
