@@ -16,7 +16,9 @@ from normkit.lab.data.box_files import coco
 from normkit.lab.data.boxes import BoxLoader, box_listing
 from normkit.lab.experiment import Data, Run, Setting
 from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train, Watch
+from normkit.lab.experiment.reading import read
 from normkit.lab.models import build
+from normkit.lab.models.variant import build_variant
 from normkit.lab.tasks import load_sets, make_task
 from normkit.lab.tasks.detection import DetectionScore
 from normkit.lab.train import Training
@@ -218,6 +220,35 @@ def test_norms_are_where_the_papers_have_them() -> None:
     assert many(frozen=True) == 0
     # eight convolutions of the pyramid, four of each head
     assert many(head="4conv1fc", head_norms=True) == 20 + 8 + 4 + 4
+
+
+def test_the_variants_of_estimation_shift_can_be_made() -> None:
+    folder = Path(__file__).parents[3] / "experiments"
+    experiment = read(folder / "estimation-shift-table-5.toml", "paper")
+    assert len(experiment.variants) == 6
+    made = {}
+    for variant in experiment.variants:
+        options = {**variant.setting.model.options, **SMALL}
+        small = dataclasses.replace(
+            variant.setting, model=Model("native:faster_rcnn", options=options)
+        )
+        made[variant.name, options["head"]] = build_variant(
+            small, 3, (3, 48, 64), seed=1, task=make_task(small)
+        )
+
+    def batch_free(name: str, part: str) -> int:
+        model = made[name, "4conv1fc"].get_submodule(part)
+        kinds = [type(each).__name__ for each in model.modules()]
+        return sum(kind in ("GN", "GroupNorm") for kind in kinds)
+
+    assert (batch_free("gn", "backbone.fpn"), batch_free("gn", "roi_heads")) == (8, 4)
+    mixed = "xbn, gn in heads"
+    assert (batch_free(mixed, "backbone.fpn"), batch_free(mixed, "roi_heads")) == (8, 4)
+    # one of two norms in each of eight blocks, and the stem
+    assert batch_free(mixed, "backbone.body") == batch_free("gn", "backbone.body") - 11
+    frozen = {type(each).__name__ for each in made["bn frozen", "2fc"].modules()}
+    assert "FrozenBatchNorm2d" in frozen
+    assert not frozen & {"BN", "BatchNorm2d"}
 
 
 def test_coco_is_read_by_its_annotations(tmp_path: Path) -> None:

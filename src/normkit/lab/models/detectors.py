@@ -31,18 +31,19 @@ def faster_rcnn(
     frozen: bool = False,
     min_size: int = 800,
     max_size: int = 1333,
+    resize: bool = True,
     smallest_anchor: int = 32,
     proposals: int = 1000,
 ) -> nn.Module:
     """A Faster R-CNN for so many classes, background included.
 
     ``head_norms`` puts norms into the pyramid and the convolutions of the heads. Images are
-    scaled until their shorter side has ``min_size`` pixels, or the longer one ``max_size``.
-    ``proposals`` of an image go into the box head in a test; in training it learns from up to 512
-    of twice as many.
+    scaled until their shorter side has ``min_size`` pixels, or the longer one ``max_size``;
+    without ``resize`` they stay as they are. ``proposals`` of an image go into the box head in a
+    test; in training it learns from up to 512 of twice as many.
     """
     detection, options = _parts(
-        backbone, head, head_norms, frozen, min_size, max_size, smallest_anchor, proposals
+        backbone, head, head_norms, frozen, min_size, max_size, resize, smallest_anchor, proposals
     )
     model: nn.Module = detection.FasterRCNN(num_classes=classes, **options)
     return model
@@ -58,12 +59,13 @@ def mask_rcnn(
     frozen: bool = False,
     min_size: int = 800,
     max_size: int = 1333,
+    resize: bool = True,
     smallest_anchor: int = 32,
     proposals: int = 1000,
 ) -> nn.Module:
     """A Mask R-CNN, with the options of ``faster_rcnn``."""
     detection, options = _parts(
-        backbone, head, head_norms, frozen, min_size, max_size, smallest_anchor, proposals
+        backbone, head, head_norms, frozen, min_size, max_size, resize, smallest_anchor, proposals
     )
     heads = require("torchvision.models.detection.mask_rcnn", "models", "Mask R-CNN")
     norm = nn.BatchNorm2d if head_norms else None
@@ -79,6 +81,7 @@ def _parts(
     frozen: bool,
     min_size: int,
     max_size: int,
+    resize: bool,
     smallest_anchor: int,
     proposals: int,
 ) -> tuple[Any, dict[str, Any]]:
@@ -114,6 +117,7 @@ def _parts(
         box_head = boxes.FastRCNNConvFCHead(inside, [WIDTH] * 4, [HIDDEN], norm_layer=inner)
     return detection, {
         "backbone": pyramid,
+        "_skip_resize": not resize,
         "min_size": min_size,
         "max_size": max_size,
         "rpn_anchor_generator": anchors.AnchorGenerator(sizes, (RATIOS,) * LEVELS),
