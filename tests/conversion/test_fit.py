@@ -511,6 +511,15 @@ def test_never_worse_than_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.fit.output_error == pytest.approx(float((new - old).norm() / old.norm()), rel=1e-3)
 
 
+def test_a_loader_of_several_shapes() -> None:
+    """Other sizes are taken, other channels are refused with the number of the batch."""
+    batches = [torch.randn(8, 1, 8, 8), torch.randn(8, 1, 12, 10)]
+    report = nk.plan_conversion(trained(), "ln", fit=batches).fit
+    assert report.images == 16
+    with pytest.raises(nk.NormkitError, match="fails on batch 2"):
+        nk.plan_conversion(trained(), "ln", fit=[batches[0], torch.randn(8, 3, 8, 8)])
+
+
 def test_a_model_whose_outputs_are_not_finite() -> None:
     model = copy.deepcopy(trained())
     with torch.no_grad():
