@@ -104,7 +104,7 @@ def test_what_else_uses_the_norm_is_left_alone() -> None:
             return torch.relu(y) + y
 
     net = Two()
-    assert plan_fuse(net).left == {"norm": "neither a sum nor ReLU or SiLU alone follows it"}
+    assert plan_fuse(net).left == {"norm": "neither a sum nor an activation alone follows it"}
     assert nk.fuse(net) is net
 
 

@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import normkit as nk
+from normkit.engine.activations import NAMES
 from normkit.engine.families import depthwise, fused, pixel
 from normkit.engine.triton import launch
 
@@ -52,6 +53,9 @@ for name in sys.argv[1:]:
     layer = nk.make(name, 16)
     x = torch.randn(2, 16, 4, 4, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     layer(x.requires_grad_(), None, "relu").sum().backward()
+    if name == "bn":
+        for activation in NAMES:
+            layer(x, None, activation).sum().backward()
 print(len(compiled))
 """
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normkit.errors import OptionError, ShapeError, nearest
-
-ACTIVATIONS = ("none", "relu", "silu")
+from normkit.engine.activations import KNOWN, activated, check_name
+from normkit.errors import ShapeError
 
 
 class AffineMap(NamedTuple):
@@ -24,9 +22,7 @@ class AffineMap(NamedTuple):
 
 
 def check(x: Tensor, residual: Tensor | None, activation: str) -> None:
-    if activation not in ACTIVATIONS:
-        hint = nearest(str(activation), ACTIVATIONS)
-        raise OptionError(f"Unknown activation {activation!r}. {hint}")
+    check_name(activation)
     if residual is not None and residual.shape != x.shape:
         raise ShapeError(
             f"The residual must have the shape of the input, {tuple(x.shape)}, "
@@ -43,9 +39,7 @@ def epilogue(y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
     """activation(y + residual), out of place."""
     if residual is not None:
         y = y + residual.to(y.dtype)
-    if activation == "relu":
-        return F.relu(y)
-    return F.silu(y) if activation == "silu" else y
+    return activated(y, activation)
 
 
 def epilogue_(y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
@@ -54,7 +48,9 @@ def epilogue_(y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         y += residual
     if activation == "relu":
         return y.relu_()
-    return F.silu(y, inplace=True) if activation == "silu" else y
+    if activation == "silu":
+        return F.silu(y, inplace=True)
+    return y if activation == "none" else y.copy_(activated(y, activation))
 
 
 def followed_by(y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
@@ -64,12 +60,9 @@ def followed_by(y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         y = y.add_(residual)
     if activation == "relu":
         return y.relu_()  # its backward looks at its result
-    return F.silu(y) if activation == "silu" else y  # its backward looks at what goes in
+    return activated(y, activation)  # whose backward looks at what goes in
 
 
 def before(grad: Tensor, pre: Tensor, activation: str) -> Tensor:
     """The gradient before the activation, from the one after it and what went into it."""
-    if activation == "relu":
-        return torch.where(pre > 0, grad, 0)
-    s = torch.sigmoid(pre)
-    return grad * s * (1 + pre * (1 - s))
+    return KNOWN[activation].gradient(grad, pre)

@@ -263,7 +263,7 @@ class Normalizer(Replayed, Configured, Measured):
     def forward(
         self, x: Tensor, residual: Tensor | None = None, activation: str = "none"
     ) -> Tensor:
-        """activation(norm(x) + residual), with activation "none", "relu" or "silu"."""
+        """activation(norm(x) + residual), the activation by a name such as "none" or "relu"."""
         if not isinstance(x, Tensor):
             traced: Tensor = node_of(self, x, residual, activation)
             return traced

@@ -7,19 +7,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.engine.epilogue import ACTIVATIONS
-from normkit.errors import OptionError, nearest
+from normkit.engine.activations import module_of, name_of_module
 from normkit.layers.base import Normalizer
-
-BY_NAME = {"none": nn.Identity, "relu": nn.ReLU, "silu": nn.SiLU}
 
 
 class NormAct(nn.Module):
     """act(drop(norm(x)) + residual).
 
-    With a normalizer of normkit, ReLU or SiLU and no drop layer, all of it is one pass over memory:
-    the sum and the activation ride on the affine map, and backward stores nothing more. Any other
-    norm, activation or drop layer is called one after the other, with the same result.
+    With a normalizer of normkit, a usual activation (ReLU, SiLU, GELU and so on, by the names of
+    ``engine/activations.py``) and no drop layer, all of it is one pass over memory: the sum and the
+    activation ride on the affine map, and backward stores nothing more. Any other norm, activation
+    or drop layer is called one after the other, with the same result.
 
     Attributes that this module has not are those of the norm, and a state_dict may name the norm's
     tensors with or without ``norm.``: a layer that has its norm replaced by a NormAct still loads
@@ -40,18 +38,16 @@ class NormAct(nn.Module):
         drop: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(act, str) and act not in ACTIVATIONS:
-            raise OptionError(f"Unknown activation {act!r}. {nearest(act, ACTIVATIONS)}")
         self.norm: nn.Module = norm
         self.drop: nn.Module = nn.Identity() if drop is None else drop
-        self.act: nn.Module = act if isinstance(act, nn.Module) else BY_NAME[act or "none"]()
+        self.act: nn.Module = act if isinstance(act, nn.Module) else module_of(act or "none")
 
     @property
     def fused(self) -> str | None:
         """The activation that rides on the norm's own pass; None if the parts run one by one."""
         if not (isinstance(self.norm, Normalizer) and type(self.drop) is nn.Identity):
             return None
-        return next((name for name, kind in BY_NAME.items() if type(self.act) is kind), None)
+        return name_of_module(self.act)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         fused = self.fused

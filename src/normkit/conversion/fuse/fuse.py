@@ -22,7 +22,8 @@ from normkit.conversion.certificate import (
 )
 from normkit.conversion.edits import count_hooks
 from normkit.conversion.forward_probe import difference, full_precision, leaves, rounding
-from normkit.conversion.fuse.graph import ACTIVATIONS, ALONE, HOOKED, fused_forward
+from normkit.conversion.fuse.graph import HOOKED, fused_forward, not_fused
+from normkit.engine.activations import name_of_module
 from normkit.errors import NormkitError, NothingToDo
 from normkit.inspection import refuse_wrapped, undisturbed
 from normkit.layers.base import Normalizer
@@ -33,7 +34,7 @@ Names = tuple[tuple[str, Any], ...]
 
 
 def fuse(model: Model, example: Any = None) -> Model:
-    """Let normkit's norms do the sum and the ReLU or SiLU that follow them.
+    """Let normkit's norms do the sum and the activation that follow them.
 
     In ``relu(bn(x) + identity)`` the norm, the sum and the activation each read and write the whole
     map; a Normalizer does all three in one pass. This looks at the forward of every module that has
@@ -154,9 +155,9 @@ def _fused_children(
     for (name, norm), (after, act) in pairwise([*items, ("", None)]):
         if not isinstance(norm, Normalizer):
             continue
-        act_name = next((n for n, kinds in ACTIVATIONS.items() if type(act) in kinds), None)
-        if act is None or act_name is None:
-            left[name] = ALONE
+        act_name = name_of_module(act)
+        if act is None or act_name in (None, "none"):
+            left[name] = not_fused(act)
         elif count_hooks(norm) or count_hooks(act):
             left[name] = HOOKED
         else:
@@ -164,7 +165,7 @@ def _fused_children(
             both.training = norm.training  # not train(): the parts keep their own mode
             children[name] = both
             children[after] = nn.Identity().train(act.training)
-            fused[name] = act_name
+            fused[name] = str(act_name)
     return children
 
 

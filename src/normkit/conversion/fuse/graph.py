@@ -9,21 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from normkit.conversion.edits import count_hooks
+from normkit.engine.activations import NAMES, activated, name_of_call, name_of_module
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
 
 SUMS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
-ACTIVATIONS: dict[str, tuple[Any, ...]] = {
-    "relu": (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_", nn.ReLU),
-    "silu": (F.silu, nn.SiLU),
-}
 HOOKED = "it or what follows it has hooks, which would see other tensors"
-ALONE = "neither a sum nor ReLU or SiLU alone follows it"
+ALONE = "neither a sum nor an activation alone follows it"
 
 
 @dataclass
@@ -53,6 +49,13 @@ def fused_forward(module: nn.Module) -> Fusing:
     return fusing
 
 
+def not_fused(follows: Any) -> str:
+    """Why a norm does nothing beside, by the module that follows it, if any."""
+    if isinstance(follows, nn.Module) and type(follows).__module__ == "torch.nn.modules.activation":
+        return f"{follows} follows it, which is not fused: only {', '.join(NAMES[1:])} are"
+    return ALONE
+
+
 def with_sum(norm: Any, x: Tensor, residual: Tensor, activation: str) -> Tensor:
     """activation(norm(x) + residual), in one pass if the two have the same shape and type."""
     traced = not isinstance(x, Tensor)  # a stand-in of torch.fx, which has no shape: say yes
@@ -62,7 +65,7 @@ def with_sum(norm: Any, x: Tensor, residual: Tensor, activation: str) -> Tensor:
         )
         return y
     y = norm(x) + residual  # a mean or an embedding that is broadcast
-    return y if activation == "none" else getattr(F, activation)(y)
+    return activated(y, activation)
 
 
 def _fuse_from(node: fx.Node, graph: fx.Graph, module: nn.Module, fusing: Fusing) -> None:
@@ -81,13 +84,16 @@ def _fuse_from(node: fx.Node, graph: fx.Graph, module: nn.Module, fusing: Fusing
         others = [n for n in total.all_input_nodes if n is not node]
         residual, end = (others[0], total) if movable else (None, node)
     place, after = end, _only_user(end)
-    for activation, kinds in ACTIVATIONS.items():
-        if after is not None and _is(after, kinds, module):
-            if _hooked(after, module):
-                fusing.left[name] = HOOKED
-            else:
-                act, end = activation, after
+    activation = None if after is None else _activation(after, module)
+    if after is not None and activation is not None:
+        if _hooked(after, module):
+            fusing.left[name] = HOOKED
+        else:
+            act, end = activation, after
     if end is node:
+        module_follows = after is not None and after.op == "call_module"
+        if after is not None and module_follows and fusing.left.get(name) == ALONE:
+            fusing.left[name] = not_fused(module.get_submodule(str(after.target)))
         return
     if isinstance(norm, NormAct) and (act != "none" or norm.fused != "none"):
         fusing.left[name] = "it has an activation of its own, before the sum"
@@ -140,6 +146,16 @@ def _norm_at(node: fx.Node, module: nn.Module) -> nn.Module | None:
 
 def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _activation(node: fx.Node, module: nn.Module) -> str | None:
+    """The name of the activation that a node is, if it is one."""
+    if node.op == "call_module":
+        name = name_of_module(module.get_submodule(str(node.target)))
+        return None if name == "none" else name
+    if node.op not in ("call_function", "call_method"):
+        return None
+    return name_of_call(node.target, node.args, node.kwargs)
 
 
 def _is(node: fx.Node, kinds: tuple[Any, ...], module: nn.Module) -> bool:

@@ -29,9 +29,10 @@ from torch import Tensor
 from normkit.core.fusion import Pixel
 from normkit.core.layout import Pixels
 from normkit.engine import plain
+from normkit.engine.activations import NUMBERS
 from normkit.engine.triton import passes
+from normkit.engine.triton.activations import activate, before
 from normkit.engine.triton.launch import Launch
-from normkit.engine.triton.passes import _before as before
 
 
 class PixelPass(NamedTuple):
@@ -195,7 +196,7 @@ def _map(sizes: Sizes, eps: float, correction: int, flags: tuple[bool, str, bool
     affine, act, residual = flags
     form = _form(channels, pixels, last)
     divisors, numbers = _numbers(channels, pixels, eps, correction)
-    constants = affine, passes.ACTIVATION[act], residual, last, *divisors, *form[2:4]
+    constants = affine, NUMBERS[act], residual, last, *divisors, *form[2:4]
     kernel, grid = form.kernels[0], (blocks * form.tiles,)
     return Launch(kernel, grid, (form.tiles, *numbers), constants, form.warps)
 
@@ -216,7 +217,7 @@ def _gradient(
     span = max(1, min(TILES, tiles // (multiprocessors * passes.PROGRAMS)))
     programs = -(-tiles // span)
     divisors, numbers = _numbers(channels, pixels, eps, correction)
-    constants = affine, passes.ACTIVATION[act], residual, keep, last, *divisors, *form[2:4]
+    constants = affine, NUMBERS[act], residual, keep, last, *divisors, *form[2:4]
     numbers = form.tiles, tiles, span, *numbers
     kernel = form.kernels[1]
     start = Launch(kernel, (programs,), numbers, constants, form.warps)
@@ -293,10 +294,7 @@ def finish(
     out = affine(hat, weight, bias, channel, C, AFFINE)
     if RESIDUAL:
         out += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    if ACT == 1:
-        out = tl.where(out > 0, out, tl.where(out != out, out, 0.0))
-    if ACT == 2:
-        out = out * tl.sigmoid(out)
+    out = activate(out, ACT)
     tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
 
 

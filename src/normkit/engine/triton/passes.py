@@ -30,8 +30,10 @@ import triton.language as tl
 from torch import Tensor
 
 from normkit.core.layout import Layout
+from normkit.engine.activations import NUMBERS
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.replay.record import active
+from normkit.engine.triton.activations import activate, before
 from normkit.engine.triton.launch import Launch
 
 # ---------------------------------------------------------------- kernels
@@ -52,15 +54,6 @@ def _one(block, cell, position, M, K, ROWS: tl.constexpr):
     if ROWS:
         return cell.to(tl.int64) * M + position
     return (block.to(tl.int64) * M + position) * K + cell
-
-
-@triton.jit
-def _before(g, pre, ACT: tl.constexpr):
-    """The gradient before the activation: ReLU (1) or SiLU (2)."""
-    if ACT == 1:
-        return tl.where(pre > 0, g, 0.0)
-    s = tl.sigmoid(pre)
-    return g * s * (1.0 + pre * (1.0 - s))
 
 
 @triton.jit
@@ -186,10 +179,7 @@ def affine_kernel(
     value = value * a[None, :] + b[None, :]
     if RESIDUAL:
         value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    if ACT == 1:
-        value = tl.where(value > 0, value, tl.where(value != value, value, 0.0))
-    if ACT == 2:
-        value = value * tl.sigmoid(value)
+    value = activate(value, ACT)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
 
 
@@ -227,7 +217,7 @@ def sums_kernel(
             pre = value * a[None, :] + b[None, :]
             if RESIDUAL:
                 pre += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-            g = _before(g, pre, ACT)
+            g = before(g, pre, ACT)
             if KEEP:
                 tl.store(kept + at, g.to(kept.dtype.element_ty), mask=mask)
         da += g * value
@@ -262,7 +252,7 @@ def input_gradient_kernel(
         pre = value * a[None, :] + b[None, :]
         if RESIDUAL:
             pre += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-        g = _before(g, pre, ACT)
+        g = before(g, pre, ACT)
     out = g * a[None, :]
     if EXTRA:
         constant = tl.load(extra + entry, mask=cell < K, other=0.0)
@@ -274,7 +264,6 @@ def input_gradient_kernel(
 # ---------------------------------------------------------------- launches
 
 
-ACTIVATION = {"none": 0, "relu": 1, "silu": 2}
 TILE = 2048  # elements: two 16-byte loads of bfloat16 a thread; larger tiles spill the sums
 PROGRAMS = 8  # for each multiprocessor, so that reductions of few cells fill the machine
 GRID_LIMIT = 65_535  # of the second and third axis
@@ -426,7 +415,7 @@ def apply_map(
 @lru_cache(maxsize=4096)
 def _affine(extent: tuple[int, ...], period: int, act: str, residual: bool) -> Launch:
     form = form_of(extent)
-    constants = ACTIVATION[act], residual, *form.tile
+    constants = NUMBERS[act], residual, *form.tile
     return Launch(affine_kernel, form.map_grid, (form.turns, form.cells, period), constants)
 
 
@@ -504,7 +493,7 @@ def _sums(
     splits, span = splits_of(form, multiprocessors)
     grid = form.cell_tiles, splits, form.blocks
     numbers = form.turns, form.cells, span, period
-    constants = ACTIVATION[act], residual, keep, *form.tile
+    constants = NUMBERS[act], residual, keep, *form.tile
     start = Launch(sums_kernel, grid, numbers, constants)
     return start, splits, span, form.blocks * form.cells
 
@@ -547,7 +536,7 @@ def _gradient(
 ) -> Launch:
     form = form_of(extent)
     numbers = form.turns, form.cells, period
-    constants = ACTIVATION[act], residual, extra, *form.tile
+    constants = NUMBERS[act], residual, extra, *form.tile
     return Launch(input_gradient_kernel, form.map_grid, numbers, constants)
 
 
