@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from pathlib import Path
@@ -139,6 +140,37 @@ def test_measures_are_compared_like_scores() -> None:
     rows = judge(claim, made_up("l-ws-bcn", {"gn + ws": 0.1}))
     assert [row.answer for row in rows] == ["holds", "holds"]
     assert rows[0].baseline_mean == pytest.approx(0.2, abs=0.002)
+
+
+def test_the_page_says_what_held_and_how_training_went_where_a_claim_is_contradicted(
+    tmp_path: Path,
+) -> None:
+    experiment = experiment_of("a-small-start-scale")
+    results = made_up("a-small-start-scale", {"γ 0.1, c 100": -0.05})
+    for run, result in results.items():
+        last = dataclasses.replace(result.epochs[-1], train_loss=0.25)
+        results[run] = dataclasses.replace(result, epochs=(*result.epochs[:-1], last))
+    write_results(experiment, results, tmp_path)
+    text = evidence_page(tmp_path)
+    short = text[text.index("## In short") : text.index("## (a)")]
+    assert re.search(
+        r"- \(a\) .*: no warm-up: \*\*contradicted\*\* \(7.* against 8.*, n 5\)", short
+    )
+    assert "Training loss of the last epoch: 0.250 against 0.250 (no warm-up)" in text
+    assert "(c)" in short.splitlines()[-2]  # of what was not run
+    assert "γ 0.1, c 1 against γ 1" not in text  # no table for a claim without a pair
+
+
+def test_a_verdict_needs_a_pair(tmp_path: Path) -> None:
+    """Group norms are run once for all workers; "not shown" stood where no bn was run."""
+    results = made_up("m-worker-batch", {"gn": 0.05})
+    experiment = experiment_of("m-worker-batch")
+    for variant in experiment.variants:
+        if variant.name == "bn":
+            for run in variant.runs(experiment.seeds):
+                results.pop(run.id, None)
+    write_results(experiment, results, tmp_path)
+    assert re.search(r"\| gn \|( 85.\d\d ± 0.\d\d \|){4}", which_page(tmp_path))
 
 
 def test_claims_without_results_are_not_run() -> None:

@@ -12,7 +12,7 @@ from normkit.lab.experiment import Cell, Experiment, Variant
 from normkit.lab.report.words import cell_words
 from normkit.lab.results import Result
 from tools.evidence.claims import ALL, Claim, experiment_of
-from tools.evidence.judge import NOT_RUN, ClaimRow, judge, scores
+from tools.evidence.judge import CONTRADICTED, NOT_RUN, ClaimRow, claim_experiment, judge, scores
 from tools.evidence.results import RESULTS, read_results, read_sweeps
 
 # measures in words, and how many digits they have
@@ -98,6 +98,8 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     yield "|---|---|---|---:|---|"
     for claim, rows in zip(ALL, evidence.rows, strict=True):
         yield _summary(claim, rows)
+    yield ""
+    yield from _in_short(evidence)
     for letter in dict.fromkeys(claim.letter for claim in ALL):
         mine = [i for i, claim in enumerate(ALL) if claim.letter == letter]
         yield ""
@@ -131,10 +133,42 @@ def _summary(claim: Claim, rows: Sequence[ClaimRow]) -> str:
     return f"| {claim.letter} | {claim.text} | {source} | {n or ''} | {words or NOT_RUN} |"
 
 
+def _in_short(evidence: Evidence) -> Iterator[str]:
+    """The answers in sentences, of the claims that were run."""
+    yield "## In short"
+    for claim, rows in zip(ALL, evidence.rows, strict=True):
+        ran = [row for row in rows if row.answer != NOT_RUN]
+        if not ran:
+            continue
+        text = "; ".join(
+            f"{_place(claim, row)}: **{row.answer}** ({_gap(claim, row)})" for row in ran
+        )
+        rest = f"; {len(rows) - len(ran)} of {len(rows)} not run" if len(ran) < len(rows) else ""
+        yield f"- ({claim.letter}) {claim.text}: {text}{rest}."
+    without = [claim for claim, rows in zip(ALL, evidence.rows, strict=True) if not _ran(rows)]
+    if without:
+        letters = ", ".join(dict.fromkeys(f"({claim.letter})" for claim in without))
+        yield f"- Not run: {len(without)} of {len(ALL)} claims, of {letters}."
+
+
+def _ran(rows: Sequence[ClaimRow]) -> bool:
+    return any(row.answer != NOT_RUN for row in rows)
+
+
+def _place(claim: Claim, row: ClaimRow) -> str:
+    return f"{row.variant}, {where(row.cell)}" if len(claim.expected) > 1 else where(row.cell)
+
+
+def _gap(claim: Claim, row: ClaimRow) -> str:
+    digits = Digits(claim)
+    ours, theirs = (digits.spread(mean, math.nan) for mean in (row.mean, row.baseline_mean))
+    return f"{ours} against {theirs}, n {row.pairs}"
+
+
 def _section(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
     first = claim.text[0]
     yield f"**{first.upper() if first.isascii() else first}{claim.text[1:]}.**"
-    if not rows:
+    if not _ran(rows):
         yield f"Not run{': ' + claim.why_not if claim.why_not else ''}."
         return
     if claim.measure:
@@ -146,6 +180,34 @@ def _section(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iter
     yield "|---|---|---:|---:|---:|---:|---:|---|---|"
     for row in rows:
         yield _row(claim, row)
+    if any(row.answer == CONTRADICTED for row in rows):
+        yield ""
+        yield from _why(evidence, claim, rows)
+
+
+def _why(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
+    """What training was like where a claim is contradicted: slower, unstable, or as good?"""
+    experiment, results = claim_experiment(claim), evidence.results[claim.file]
+    told = []
+    for row in rows:
+        ours, theirs = (
+            _last_loss(experiment.variant(name, row.cell), experiment, results)
+            for name in (row.variant, row.baseline)
+        )
+        if not math.isnan(ours + theirs):
+            told.append(f"{ours:.3f} against {theirs:.3f} ({_place(claim, row)})")
+    lost = sum(row.lost + row.baseline_lost for row in rows)
+    if told:
+        yield f"Training loss of the last epoch: {', '.join(told)}; runs lost: {lost}."
+    if claim.note:
+        yield claim.note
+
+
+def _last_loss(variant: Variant, experiment: Experiment, results: Mapping[str, Result]) -> float:
+    runs = [results[run.id] for run in variant.runs(experiment.seeds) if run.id in results]
+    losses = [run.epochs[-1].train_loss for run in runs if run.epochs]
+    known = [loss for loss in losses if loss is not None]
+    return statistics.fmean(known) if known else math.nan
 
 
 def _row(claim: Claim, row: ClaimRow) -> str:
