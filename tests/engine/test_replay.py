@@ -116,6 +116,16 @@ def test_a_changed_option_counts_from_the_next_step_on(name, value):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_an_option_that_changes_at_every_step_ends_the_recording():
+    layer = recorded()
+    for number in range(40):
+        layer.momentum = 0.1 + number / 1000
+        step(layer, batch(1))
+    assert layer._replays is None
+    other = recorded(momentum=layer.momentum)
+    assert other._replays is not None
+
+
 def test_parameters_given_by_functional_call_are_used_and_get_gradients():
     layer = recorded()
     layer.zero_grad()
