@@ -15,8 +15,8 @@ from normkit.lab.data import sources
 from normkit.lab.data.box_files import coco
 from normkit.lab.data.boxes import BoxLoader, box_listing
 from normkit.lab.experiment import Data, Run, Setting
-from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train, Watch
 from normkit.lab.experiment.reading import read
+from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train, Watch
 from normkit.lab.models import build
 from normkit.lab.models.variant import build_variant
 from normkit.lab.tasks import load_sets, make_task
