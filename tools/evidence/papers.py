@@ -126,7 +126,7 @@ ITEMS = (
     _table("ws-bcn", 9, "Mask R-CNN on COCO"),
     _table("ws-bcn", 10, "Faster R-CNN on COCO"),
     _table("ws-bcn", 11, "DeepLabV3 on PASCAL VOC"),
-    _table("ws-bcn", 12, "TSM on Something-Something", "video: no experiment yet"),
+    _table("ws-bcn", 12, "TSM on Something-Something"),
     _figure("ws-bcn", 1, "ImageNet (of table 6) and COCO", experiment="ws-bcn-table-6"),
     _figure("ws-bcn", 2, "what is normalized", DRAWING),
     _figure("ws-bcn", 3, "computation graph of WS", DRAWING),

@@ -201,7 +201,7 @@ class FileLoader(Loader):
         self.files = files
         zero = (-shift / scale).round().clamp(0, 255).flatten().int().tolist()
         self.scale, self.shift = scale.to(self.device), shift.to(self.device)
-        self.data = _Decoded(files, Decoder(size, augmentation, tuple(zero)))
+        self.data = DecodedFiles(files, Decoder(size, augmentation, tuple(zero)))
         self.workers = decoding_processes(len(files.paths)) if workers is None else workers
 
     def __len__(self) -> int:
@@ -231,7 +231,7 @@ class FileLoader(Loader):
             yield normalize(images, self.scale, self.shift), labels
 
 
-class _Decoded(Dataset[tuple[Tensor, int]]):
+class DecodedFiles(Dataset[tuple[Tensor, int]]):
     """The files, as a worker process sees them."""
 
     def __init__(self, files: Files, decoder: Decoder) -> None:

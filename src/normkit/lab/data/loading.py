@@ -27,12 +27,14 @@ KINDS = {
     "boxes": "objects in each image",
     "labels": "a label for each image",
     "maps": "a map of classes for each image",
+    "clips": "frames of a clip",
     "episodes": "other classes in its test than to train on",
 }
 TASK_OF = {
     "boxes": 'task = "detection"',
     "labels": 'task = "classification"',
     "maps": 'task = "segmentation"',
+    "clips": 'task = "video"',
     "episodes": 'task = "few-shot"',
 }
 SHAPES = {  # of the other published sets
@@ -45,6 +47,7 @@ SHAPES = {  # of the other published sets
     "bccd": (3, 480, 640),
     "camvid": (3, 240, 320),
     "coco": (3, 480, 640),
+    "moving-digits": (8, 40, 40),
     "nuclei": (3, 256, 256),
     "fc100": (3, 32, 32),
     "omniglot": (1, 105, 105),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normkit.lab.data import array_files, box_files, few_shot, folders, map_files
+from normkit.lab.data import array_files, box_files, clips, few_shot, folders, map_files
 from normkit.lab.data.files import File, FileLayout, Folder, PublishedSet
 
 
@@ -327,10 +327,52 @@ COCO = PublishedSet(
     "boxes",
 )
 
+MOVING_DIGITS = PublishedSet(
+    "moving-digits",
+    tuple(replace(layout, read=clips.moving_digits(layout.read)) for layout in MNIST.layouts),
+    MNIST.folders,
+    f"It is made of MNIST. {MNIST.get}",
+    len(clips.STEPS),
+    clips.MADE,
+    "clips",
+)
+SOMETHING = PublishedSet(
+    "something-something",
+    (
+        FileLayout(
+            (
+                File(("train_videofolder.txt",)),
+                File(("val_videofolder.txt",)),
+                Folder(("20bn-something-something-v1",)),
+            ),
+            clips.something_something,
+        ),
+    ),
+    ("something-something", "something", "something-v1"),
+    "Get version 1 from Qualcomm (20bn-something-something-v1: a folder of frames a clip), and let "
+    "TSM's tools/gen_label_sthv1.py write train_videofolder.txt and val_videofolder.txt; let "
+    "NORMKIT_DATA name the folder that holds them.",
+    174,
+    (86_017, 11_522),
+    "clips",
+)
+
 PUBLISHED = {
     source.name: source
     for source in (
         *(MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET),
-        *(BCCD, NUCLEI, COCO, CAMVID, VOC, OMNIGLOT, OMNIGLOT_SMALL, FC100, MINI_IMAGENET),
+        *(
+            MOVING_DIGITS,
+            SOMETHING,
+            BCCD,
+            NUCLEI,
+            COCO,
+            CAMVID,
+            VOC,
+            OMNIGLOT,
+            OMNIGLOT_SMALL,
+            FC100,
+            MINI_IMAGENET,
+        ),
     )
 }

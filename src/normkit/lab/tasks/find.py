@@ -18,6 +18,7 @@ from normkit.lab.tasks.detection import Detection
 from normkit.lab.tasks.few_shot import FewShot
 from normkit.lab.tasks.segmentation import Segmentation
 from normkit.lab.tasks.supervised import Supervised
+from normkit.lab.tasks.video import Video
 
 TASKS: dict[str, type[Task]] = {
     "adversarial": Adversarial,
@@ -26,6 +27,7 @@ TASKS: dict[str, type[Task]] = {
     "few-shot": FewShot,
     "segmentation": Segmentation,
     "supervised": Supervised,
+    "video": Video,
 }
 
 

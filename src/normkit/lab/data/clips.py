@@ -1,0 +1,166 @@
+"""Clips whose frames are the channels of one image, (frames · C, H, W), frame after frame.
+
+So whatever is done to an image is done to all frames of a clip alike: crops, normalization,
+loading. Flips are the task's to refuse where a motion is what is told apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from normkit.errors import OptionError
+from normkit.lab.data.loaders import DecodedFiles, Decoder, FileLoader, Request, decoded
+from normkit.lab.data.records import Content, CorruptData, Files, Listing, MissingData, Raw, Split
+from normkit.lab.data.sampling import generator
+from normkit.lab.data.transforms import Augmentation
+
+FRAMES = 8  # of a clip of moving digits: one for each place of the ring
+STEPS = (1, 3, 5, 7)  # places between two frames; coprime with 8, so that each is visited once
+CANVAS, RADIUS, DIGIT = 40, 12, 14  # pixels
+MADE = (8_000, 2_000)  # clips to train and to test on
+
+
+# ------------------------------------------------------------------ moving digits
+
+
+def moving_digits(
+    read: Callable[[Sequence[Path]], Content], made: tuple[int, int] = MADE
+) -> Callable[[Sequence[Path]], Raw]:
+    """A reader of clips that are made of MNIST: a digit on a ring, whose leaps are the class.
+
+    A clip visits all eight places once, from a random one on, so that its frames in another order
+    tell nothing about its class.
+    """
+
+    def clips(files: Sequence[Path]) -> Raw:
+        content = read(files)
+        assert isinstance(content, Raw)
+        return Raw(
+            *(
+                ring_clips(part.images[:many], name)
+                for name, part, many in zip(
+                    ("train", "test"), (content.train, content.test), made, strict=True
+                )
+            )
+        )
+
+    return clips
+
+
+def ring_clips(digits: Tensor, name: str = "") -> Split:
+    """(N, 8, 40, 40) of digits (N, 1, 28, 28): class by class, from a place that is drawn."""
+    samples = len(digits)
+    small = F.avg_pool2d(digits.float(), 2).round().to(torch.uint8)[:, 0]  # (N, 14, 14)
+    labels = torch.arange(samples) % len(STEPS)
+    starts = torch.randint(FRAMES, (samples,), generator=generator("clips", name, samples))
+    steps = torch.tensor(STEPS)[labels]
+    clips = torch.zeros(samples, FRAMES, CANVAS, CANVAS, dtype=torch.uint8)
+    for frame in range(FRAMES):
+        places = (starts + frame * steps) % FRAMES
+        for place in range(FRAMES):
+            angle = 2 * math.pi * place / FRAMES
+            top = round(CANVAS / 2 + RADIUS * math.sin(angle)) - DIGIT // 2
+            left = round(CANVAS / 2 + RADIUS * math.cos(angle)) - DIGIT // 2
+            here = places == place
+            clips[here, frame, top : top + DIGIT, left : left + DIGIT] = small[here]
+    return Split(clips, labels)
+
+
+# ------------------------------------------------------------------ folders of frames
+
+
+@dataclass(frozen=True, eq=False)
+class ClipFiles(Files):
+    """Folders of frames 00001.jpg, 00002.jpg, …, as ``paths``."""
+
+    frames: list[int] = field(default_factory=list)  # of each
+
+    def take(self, indices: Tensor) -> ClipFiles:
+        rows = indices.tolist()
+        paths, frames = [self.paths[i] for i in rows], [self.frames[i] for i in rows]
+        return replace(self, paths=paths, labels=self.labels[indices], frames=frames)
+
+
+def something_something(files: Sequence[Path]) -> Listing:
+    """Something-Something V1 as TSM's code lists it: "FOLDER FRAMES LABEL" in two text files."""
+    folder = files[2]
+    train, test = (_listed(file, folder) for file in files[:2])
+    return Listing(train, test, int(max(train.labels.max(), test.labels.max())) + 1)
+
+
+def _listed(file: Path, folder: Path) -> ClipFiles:
+    rows = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        words = line.split()
+        if len(words) != 3 or not (words[1].isdecimal() and words[2].isdecimal()):
+            raise CorruptData(f"{file}, line {number}: expected FOLDER FRAMES LABEL, got {line!r}.")
+        place = folder / Path(words[0]).name
+        if not place.is_dir():
+            raise MissingData(f"{place} is not there, and {file}, line {number} lists it.")
+        rows.append((str(place), int(words[1]), int(words[2])))
+    if not rows:
+        raise MissingData(f"{file} lists no clips: expected FOLDER FRAMES LABEL.")
+    paths, frames, labels = zip(*rows, strict=True)
+    return ClipFiles(list(paths), torch.tensor(labels), frames=list(frames))
+
+
+def check_frames(files: ClipFiles, wanted: int) -> None:
+    """Refuse a clip that is shorter than the frames asked for."""
+    for path, frames in zip(files.paths, files.frames, strict=True):
+        if frames < wanted:
+            raise OptionError(
+                f"{path} has {frames} frames, and {wanted} are asked for. Try fewer frames."
+            )
+
+
+class ClipLoader(FileLoader):
+    """Clips from folders: a frame of each of so many equal parts, the middle one in evaluation."""
+
+    def __init__(
+        self,
+        files: ClipFiles,
+        frames: int,
+        size: int,
+        scale: Tensor,
+        shift: Tensor,
+        augmentation: Augmentation,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_frames(files, frames)
+        super().__init__(files, size, scale, shift, augmentation, device)
+        self.scale, self.shift = (each.repeat(1, frames, 1, 1) for each in (self.scale, self.shift))
+        self.data = DecodedClips(files, self.data.decoder, frames)
+
+
+class DecodedClips(DecodedFiles):
+    """The clips, as a worker process sees them; one seed brings all frames to their size alike."""
+
+    def __init__(self, files: ClipFiles, decoder: Decoder, frames: int) -> None:
+        super().__init__(files, decoder)
+        self.counts, self.frames = files.frames, frames
+
+    def __getitem__(self, request: Request) -> tuple[Tensor, int]:
+        index, seed = request
+        paths = chosen_frames(self.paths[index], self.counts[index], self.frames, seed)
+        images = [self.decoder(decoded(path, self.open), seed) for path in paths]
+        return torch.cat(images), self.labels[index]
+
+
+def chosen_frames(folder: str, frames: int, wanted: int, seed: int | None) -> list[str]:
+    """The files of ``wanted`` frames, one of each equal part; without a seed the middle ones.
+
+    >>> [name[-6:-4] for name in chosen_frames("clip", 40, 4, None)]
+    ['06', '16', '26', '36']
+    """
+    at = [0.5] * wanted
+    if seed is not None:
+        at = torch.rand(wanted, generator=generator("frames", seed)).tolist()
+    numbers = [int((part + share) * frames / wanted) + 1 for part, share in enumerate(at)]
+    return [f"{folder}/{number:05}.jpg" for number in numbers]
