@@ -146,7 +146,7 @@ ITEMS = (
     ),
     _table("bgn", 5, "adversarial training"),
     _table("bgn", 6, "mini-ImageNet"),
-    _table("bgn", 7, "Office-31", "domain adaptation: no experiment yet"),
+    _table("bgn", 7, "Office-31"),
     _figure("bgn", 1, "cells of statistics; curves of table 2", experiment="bgn-table-2"),
     _figure("bgn", 2, "cells of searched networks", DRAWING),
     _figure("bgn", 3, "few-shot learning", DRAWING),

@@ -28,6 +28,7 @@ KINDS = {
     "labels": "a label for each image",
     "maps": "a map of classes for each image",
     "clips": "frames of a clip",
+    "domains": "several domains",
     "episodes": "other classes in its test than to train on",
 }
 TASK_OF = {
@@ -35,6 +36,7 @@ TASK_OF = {
     "labels": 'task = "classification"',
     "maps": 'task = "segmentation"',
     "clips": 'task = "video"',
+    "domains": 'task = "adaptation"',
     "episodes": 'task = "few-shot"',
 }
 SHAPES = {  # of the other published sets

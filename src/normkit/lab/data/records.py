@@ -154,4 +154,21 @@ class BoxListing:
     classes: int  # of objects: the background is none
 
 
-Content = Raw | Listing | MapListing | BoxListing  # what a reader of a published layout makes
+@dataclass(frozen=True, eq=False)
+class DomainListing:
+    """Several domains with the same classes."""
+
+    domains: dict[str, Files]
+    classes: int
+
+    @property
+    def train(self) -> list[str]:
+        """Every image: which domain is trained on is the task's to say."""
+        return [path for files in self.domains.values() for path in files.paths]
+
+    test = train
+
+
+Content = (
+    Raw | Listing | MapListing | BoxListing | DomainListing
+)  # what a reader of a published layout makes

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normkit.lab.data import array_files, box_files, clips, few_shot, folders, map_files
+from normkit.lab.data import (
+    array_files,
+    box_files,
+    clips,
+    domain_files,
+    few_shot,
+    folders,
+    map_files,
+)
 from normkit.lab.data.files import File, FileLayout, Folder, PublishedSet
 
 
@@ -357,11 +365,46 @@ SOMETHING = PublishedSet(
     "clips",
 )
 
+PACS = PublishedSet(
+    "pacs",
+    (
+        FileLayout(
+            tuple(Folder((name,)) for name in ("art_painting", "cartoon", "photo", "sketch")),
+            domain_files.domains,
+        ),
+        FileLayout(
+            (File(("PACS.zip", "pacs.zip", "pacs-96.zip")),), domain_files.domains, ("", "tasks")
+        ),
+    ),
+    ("PACS", "pacs", "PACS/kfold"),
+    "Expected PACS/DOMAIN/CLASS/NAME.jpg (Li et al. 2017, https://sketchx.eecs.qmul.ac.uk), or a "
+    "zip file of that; let NORMKIT_DATA name the folder that holds it.",
+    7,
+    (9_991, 9_991),
+    "domains",
+)
+OFFICE = PublishedSet(
+    "office31",
+    (
+        FileLayout(
+            tuple(Folder((name,)) for name in ("amazon", "dslr", "webcam")), domain_files.domains
+        ),
+    ),
+    ("office31", "office-31", "Office31", "office"),
+    "Expected office31/DOMAIN/images/CLASS/NAME.jpg (Saenko et al. 2010, "
+    "https://faculty.cc.gatech.edu/~judy/domainadapt); let NORMKIT_DATA name the folder.",
+    31,
+    (4_110, 4_110),
+    "domains",
+)
+
 PUBLISHED = {
     source.name: source
     for source in (
         *(MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET),
         *(
+            PACS,
+            OFFICE,
             MOVING_DIGITS,
             SOMETHING,
             BCCD,

@@ -115,7 +115,7 @@ def _values(key: str, given: Any, path: KeyPath, problems: Problems) -> tuple[An
         problems.add(path, f"expects a list of values, got {shorten(given)}.")
         return None
     section, _, name = key.partition(".")
-    free = section not in RECORDS or (section == "model" and name.startswith("options."))
+    free = section not in RECORDS or (section in ("model", "task") and name.startswith("options."))
     if not free and name not in types(RECORDS[section]):
         hint = nearest(name, types(RECORDS[section]))
         problems.add(path, f"is not a key of {section}. {hint}")

@@ -10,6 +10,7 @@ from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 from normkit.lab.data import Sets
 from normkit.lab.experiment.records import Setting, TaskSpec
 from normkit.lab.own_code import error_place, find, is_reference, source_place, verify
+from normkit.lab.tasks.adaptation import Adaptation
 from normkit.lab.tasks.adversarial import Adversarial
 from normkit.lab.tasks.base import Task, TaskError
 from normkit.lab.tasks.classification import Classification
@@ -21,6 +22,7 @@ from normkit.lab.tasks.supervised import Supervised
 from normkit.lab.tasks.video import Video
 
 TASKS: dict[str, type[Task]] = {
+    "adaptation": Adaptation,
     "adversarial": Adversarial,
     "classification": Classification,
     "detection": Detection,

@@ -1,0 +1,39 @@
+"""Folders DOMAIN/CLASS/NAME.jpg (PACS) and DOMAIN/images/CLASS/NAME.jpg (Office-31)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from normkit.lab.data.map_files import IMAGE_ENDINGS
+from normkit.lab.data.records import CorruptData, DomainListing, Files, MissingData
+from normkit.lab.data.trees import tree_of
+
+
+def domains(files: Sequence[Path]) -> DomainListing:
+    """A folder is a domain, and that of an image its class; all domains have all classes."""
+    tree = tree_of(files, ("PACS", "kfold", "office31", "Original_images"))
+    found: dict[str, dict[str, list[str]]] = {}
+    for name in tree.names:
+        parts = name.split("/")
+        if len(parts) > 2 and name.lower().endswith(IMAGE_ENDINGS):
+            found.setdefault(parts[0], {}).setdefault(parts[-2], []).append(name)
+    if len(found) < 2:
+        raise MissingData(f"{tree.place} has no two domains: expected DOMAIN/CLASS/NAME.jpg.")
+    classes = sorted({name for own in found.values() for name in own})
+    for domain, own in found.items():
+        if lacking := [name for name in classes if name not in own]:
+            raise CorruptData(f"{tree.where(domain)} has no images of {lacking[0]!r}.")
+    return DomainListing(
+        {
+            domain: Files(
+                [name for each in classes for name in own[each]],
+                torch.tensor([i for i, each in enumerate(classes) for _ in own[each]]),
+                tree.open,
+            )
+            for domain, own in found.items()
+        },
+        len(classes),
+    )
