@@ -317,3 +317,18 @@ def test_a_full_disk_names_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         report(made, found, sample.comparisons(made, found), target)
     assert [file.name for file in tmp_path.iterdir()] == ["answer.html"]
     assert target.read_text() == "the old one"
+
+
+def test_pictures_that_runs_have_left_stand_on_the_page() -> None:
+    assert "Pictures" not in page(MADE, FOUND, COMPARED)
+    variant = MADE.variants[0]
+    first = variant.runs(MADE.seeds)[0].id
+    left = ({"caption": f"a test image {EVIL}", "png": "iVBORw0KGgo="},)
+    with_pictures = {**FOUND, first: replace(FOUND[first], pictures=left)}
+    text = page(MADE, with_pictures, COMPARED)
+    reader = Reader()
+    reader.feed(text)
+    images = [value for tag, name, value in reader.attributes if (tag, name) == ("img", "src")]
+    assert images == ["data:image/png;base64,iVBORw0KGgo="]
+    captions = [value for tag, name, value in reader.attributes if (tag, name) == ("img", "alt")]
+    assert captions == [f"a test image {EVIL}"]

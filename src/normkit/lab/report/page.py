@@ -9,6 +9,7 @@ from typing import Any
 from normkit import __version__
 from normkit.core.atomic_write import write_text
 from normkit.lab.experiment import Experiment
+from normkit.lab.experiment.records import variant_label
 from normkit.lab.report import tables, verdicts
 from normkit.lab.report.answer import answer, cautions
 from normkit.lab.report.curves import learning_curves, watched_measures
@@ -72,6 +73,7 @@ def page(
         title=experiment.title or experiment.name,
         version=__version__,
         figures=figures,
+        pictures=_pictures(experiment, results),
         charts={
             "styles": [
                 [plotly_text(s.name), s.colour, s.dash, s.symbol] for s in board.styles.values()
@@ -115,6 +117,17 @@ def _texts_and_tables(
         "environments": tables.environments(board.all_results()),
         "configuration": tables.configuration(board.experiment),
     }
+
+
+def _pictures(experiment: Experiment, results: Mapping[str, Result]) -> list[dict[str, Any]]:
+    """What runs have left for the page, by variant; most tasks leave nothing."""
+    found = []
+    for variant in experiment.variants:
+        runs = (results.get(run.id) for run in variant.runs(experiment.seeds))
+        shown = [picture for result in runs if result is not None for picture in result.pictures]
+        if shown:
+            found.append({"name": variant_label(variant.name, variant.cell), "pictures": shown})
+    return found
 
 
 def _look_level(experiment: Experiment) -> str:
