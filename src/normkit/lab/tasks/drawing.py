@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 LARGEST_SIDE = 160  # of one image: a page holds many
+SMALLEST_SIDE = 48  # smaller ones are drawn in blocks
 GAP = 2  # pixels between two images
 
 
@@ -28,7 +29,11 @@ def coloured(classes: Tensor, count: int) -> Tensor:
 
 
 def beside(*images: Tensor) -> Tensor:
-    """Images (C, H, W) of one size in a row, small enough for a page."""
+    """Images (C, H, W) of one size in a row, neither too large for a page nor too small.
+
+    >>> tuple(beside(torch.zeros(1, 8, 8), torch.zeros(1, 8, 8)).shape)
+    (3, 48, 98)
+    """
     row: list[Tensor] = []
     for image in images:
         image = image.float().expand(3, -1, -1)
@@ -36,5 +41,7 @@ def beside(*images: Tensor) -> Tensor:
         if larger > 1:
             size = [max(1, round(side / larger)) for side in image.shape[1:]]
             image = F.interpolate(image[None], size, mode="area")[0]
+        elif (times := -(-SMALLEST_SIDE // max(image.shape[1:]))) > 1:
+            image = image.repeat_interleave(times, 1).repeat_interleave(times, 2)
         row += [image, image.new_ones(3, image.shape[1], GAP)]
     return torch.cat(row[:-1], dim=2)
