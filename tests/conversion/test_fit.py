@@ -119,6 +119,18 @@ def test_targets_with_the_weights_of_other_layers(target: str, options: dict[str
     assert accuracy(model) >= accuracy(trained()) - 0.04
 
 
+@pytest.mark.parametrize(("target", "groups"), [("gn", 1), ("bcn", 4)])
+def test_weight_standardization_on_top(target: str, groups: int) -> None:
+    """Standardizing a network that is trained, or fitted, without it loses what it knows."""
+    model = copy.deepcopy(trained())
+    nk.convert(model, target, groups=groups, fit=nk.Fit(digits()[0][:64], standardize="ws"))
+    alone = copy.deepcopy(trained())
+    nk.standardize(alone)
+    lost = accuracy(trained()) - accuracy(alone)
+    assert lost > 0.1
+    assert accuracy(trained()) - accuracy(model) < 0.25 * lost
+
+
 def test_alpha_is_fitted() -> None:
     """As carried, tanh clips most of what a batch norm let pass; the plan says what is fitted."""
     plan = nk.plan_conversion(trained(), "dyt", fit=digits()[0][:64])

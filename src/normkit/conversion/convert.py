@@ -13,7 +13,7 @@ from torch import nn
 
 from normkit.conversion.carry import GAINS, Wish, replace_norms
 from normkit.conversion.certificate import NO_INPUT
-from normkit.conversion.edits import ROOT, ReplaceModule, SetTensors, refuse_unchangeable
+from normkit.conversion.edits import ROOT, Edit, ReplaceModule, refuse_unchangeable
 from normkit.conversion.fit.data import Fit
 from normkit.conversion.fit.norms import fitted_norms
 from normkit.conversion.fit.report import FitReport, unlike_note
@@ -123,7 +123,7 @@ def plan_conversion(
         return target, options
 
     report: FitReport | None = None
-    fitting: list[SetTensors] = []
+    fitting: list[Edit] = []
     if fit is None:
         if distill:
             raise OptionError("distill= goes on from a fit: give images, fit=images.")

@@ -146,6 +146,12 @@ class Standardize(Edit):
         except NormkitError as error:
             raise type(error)(f"{self.path}: {error}") from error
 
+    @property
+    def normalizer(self) -> WeightNormalizer:
+        """What will compute the weight; ``check`` makes it."""
+        assert self._normalizer is not None
+        return self._normalizer
+
     def do(self, model: nn.Module) -> None:
         if self._normalizer is None:
             self.check(model)

@@ -57,6 +57,9 @@ class Fit:
     """What changes: "norms", scales and shifts of the new norms; or "all": weights of convolutions
     and linear layers are fitted as well, by regression, and distilling trains every parameter.
     None is "norms" for a fit alone, and "all" if distilling follows."""
+    standardize: str | None = None
+    """Weight standardization on top: "ws" (or "wn", "cwn") for the convolutions before these norms,
+    which are then fitted to what the old norms gave with the weights as they were."""
     progress: Callable[[int, float], None] | None = None
     """Called with a step and the error of the outputs on the images that are held out."""
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from normkit.conversion.edits import ReplaceModule
+from normkit.conversion.edits import Edit, ReplaceModule
 from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun, image_runs
 from normkit.conversion.fit.distill import Distilled, distill
 from normkit.conversion.fit.linear import LinearSite, linear_sites
@@ -34,6 +34,7 @@ from normkit.conversion.fit.report import (
     unlike_note,
 )
 from normkit.conversion.fit.solve import Activation
+from normkit.conversion.fit.weights import StandardizedSite, standardized, standardized_sites
 from normkit.conversion.forward_probe import full_precision
 from normkit.errors import DtypeError, OptionError, ShapeError
 from normkit.inspection import Site, is_activation, undisturbed
@@ -57,6 +58,8 @@ class FitResult:
     """Values by their paths in the model, beside or in place of those fitted."""
     example: Any
     """An input to measure with, two of the images; None if they have another form."""
+    standardizing: list[Edit]
+    """What standardizes weights, after all else."""
 
 
 def fit_edits(
@@ -72,6 +75,12 @@ def fit_edits(
     statistics yet. Nothing is changed but the statistics of these new modules.
     """
     runs = image_runs(model, fit)
+    convolutions: list[StandardizedSite] = []
+    standardizing: list[Edit] = []
+    if fit.standardize is not None:
+        paths = {edit.paths[0] for edits in candidates for edit in edits}
+        convolutions, standardizing = standardized_sites(model, paths, fit.standardize, runs[0])
+        empty = empty | paths  # running statistics belong to the old weights
     by_path: dict[str, list[Candidate]] = {}
     for edits in candidates:
         for edit in edits:
@@ -83,28 +92,34 @@ def fit_edits(
     training = model.training
     with undisturbed(model), _eval(news), full_precision(model):
         linear = linear_sites(model) if fit.everything else []
+        computed = {site.path for site in convolutions}
+        linear = [layer for layer in linear if layer.path not in computed]
         linear = _look_around(model, places, linear, runs[0])
         try:
-            outputs = Lockstep(model, places, runs, fit, linear).run()
+            outputs = Lockstep(model, places, runs, fit, linear, weights=convolutions).run()
         except ShapeError as error:
             raise _wrong_type(model, runs) or error from error
         if any(place.calls > 1 for place in places):  # once more, with what suits all its calls
-            outputs = Lockstep(model, places, runs, fit, linear, settled=True).run()
+            outputs = Lockstep(model, places, runs, fit, linear, True, convolutions).run()
         report = _report(places, runs, outputs, training)
-        carried = _carried_outputs(model, places, runs, held_out=True)
+        with standardized(convolutions):
+            carried = _carried_outputs(model, places, runs, held_out=True)
         if _nearer(carried, report, outputs, runs):
             for place in places:
                 place.keep_carried()
             linear = []
-            outputs[len(runs) :] = _carried_outputs(model, places, runs, held_out=False) or []
+            with standardized(convolutions):
+                anew = _carried_outputs(model, places, runs, held_out=False)
+            outputs[len(runs) :] = anew or []
             report = _report(places, runs, outputs, training)
             report = replace(report, notes=(*report.notes, CARRIED))
     first = runs[0].batch.inputs
     example = first[:2] if isinstance(first, Tensor) and len(first) > 1 else None
     weights = {path: value for layer in linear for path, value in layer.values().items()}
     if not fit.distill:
-        return FitResult(tuple(places), report, weights, example)
-    result = distill(model, places, weights, runs, outputs[: len(runs)], fit)
+        return FitResult(tuple(places), report, weights, example, standardizing)
+    with standardized(convolutions):
+        result = distill(model, places, weights, runs, outputs[: len(runs)], fit)
     report = replace(
         report,
         output_error=result.output_error,
@@ -112,7 +127,7 @@ def fit_edits(
         distilled=result.best_step,
         notes=(*report.notes, _progress_note(report, result)),
     )
-    return FitResult(tuple(places), report, result.values, example)
+    return FitResult(tuple(places), report, result.values, example, standardizing)
 
 
 def _wrong_type(model: nn.Module, runs: Sequence[ImageRun]) -> DtypeError | None:

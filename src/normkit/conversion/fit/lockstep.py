@@ -15,6 +15,7 @@ from normkit.conversion.edits import ReplaceModule
 from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun
 from normkit.conversion.fit.linear import LinearSite
 from normkit.conversion.fit.solve import Activation, solve, unexplained
+from normkit.conversion.fit.weights import StandardizedSite, standardized
 from normkit.conversion.sources import norm_of
 from normkit.core.moments import Moments, standardization_error
 from normkit.core.precision import widest
@@ -119,9 +120,10 @@ class Lockstep:
         fit: Fit,
         linear: Sequence[LinearSite] = (),
         settled: bool = False,
+        weights: Sequence[StandardizedSite] = (),
     ) -> None:
         self.model, self.places, self.runs, self.fit = model, places, runs, fit
-        self.linear = linear
+        self.linear, self.weights = linear, weights
         self.settled = settled  # norms that are called several times keep what they have
         self.counts: dict[tuple[int, int], int] = {}
         self.tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # of such norms
@@ -138,8 +140,13 @@ class Lockstep:
             for layer in self.linear:
                 vars(layer.module)["forward"] = self._linear(layer, layer.module.forward)
                 stack.callback(vars(layer.module).pop, "forward")
+            stack.enter_context(standardized(self.weights, self._in_new))
             seeds = list(range(len(self.runs))) * 2
             return RunGroup(jobs, seeds, PARTED).run()
+
+    def _in_new(self) -> bool:
+        run = current_run()
+        return run is not None and run.index >= len(self.runs)
 
     def _stand_in(self, place: FitSite, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from normkit.conversion.carry import Wish, replace_norms
-from normkit.conversion.edits import ReplaceModule, SetTensor, SetTensors
+from normkit.conversion.edits import Edit, ReplaceModule, SetTensor, SetTensors
 from normkit.conversion.fit.data import Fit
 from normkit.conversion.fit.fit import FitResult, fit_edits
 from normkit.conversion.fit.lockstep import FitSite
@@ -23,7 +23,7 @@ from normkit.inspection import Site
 GROUPS = (1, 2, 4, 8, 16, 32)
 FITTED = ("train or calibrate it before eval mode",)  # what a fit makes unnecessary
 
-Fitted = tuple[list[ReplaceModule], list[Step], list[SetTensors], FitResult | None]
+Fitted = tuple[list[ReplaceModule], list[Step], list[Edit], FitResult | None]
 
 
 def fitted_norms(
@@ -71,7 +71,10 @@ def fitted_norms(
     if others := len({path.rpartition(".")[0] for path in values} - fitted.keys()):
         description += f", and what {others} other layer(s) hold"
     told = [_told(several, fitted.get(path)) for path, several in steps.items()]
-    return chosen, told, [SetTensors(parts, description)], result
+    if result.standardizing:
+        told = [replace(step, exact=False) for step in told]
+    # weights are standardized last: until then they have their plain names
+    return chosen, told, [SetTensors(parts, description), *result.standardizing], result
 
 
 def _choices(options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -106,7 +109,8 @@ def _told(several: list[Step], place: FitSite | None) -> Step:
     step = several[number]
     names = tuple(name.removeprefix("norm.") for name in place.chosen.values())
     names += place.chosen.prepared
-    statistics = (STATISTICS,) if place.chosen.empty and STATISTICS in step.initialised else ()
+    measured = place.chosen.empty and STATISTICS in (*step.initialised, *step.carried)
+    statistics = (STATISTICS,) if measured else ()
     notes = [note for note in step.reason.split("; ") if note and note not in FITTED]
     notes.append(place.note or f"R² {place.r2:.3f}, as carried {place.plain_r2:.3f}")
     if len(place.candidates) > 1:
@@ -119,7 +123,7 @@ def _told(several: list[Step], place: FitSite | None) -> Step:
     return replace(
         step,
         fitted=(*names, *statistics),
-        carried=tuple(what for what in step.carried if what not in names),
+        carried=tuple(what for what in step.carried if what not in (*names, *statistics)),
         initialised=tuple(w for w in step.initialised if w not in (*names, *statistics)),
         reason="; ".join(notes),
     )
