@@ -111,10 +111,14 @@ class Video(Classification):
         return score
 
     def shuffled(self, clips: Tensor) -> Tensor:
-        """The same frames in a random order."""
+        """The same frames, of each clip in a random order of its own.
+
+        One order for all would turn the leaps of a class into other leaps, which still tell it.
+        """
         frames = clips.unflatten(1, (self.frames, -1))
-        order = torch.randperm(self.frames, device="cpu")
-        return frames[:, order.to(clips.device)].flatten(1, 2)
+        order = torch.rand(len(clips), self.frames, device=clips.device).argsort(1)
+        rows = torch.arange(len(clips), device=clips.device)[:, None]
+        return frames[rows, order].flatten(1, 2)
 
     def pictures(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
         """The frames of test clips, with the answers."""
