@@ -105,3 +105,36 @@ def test_a_norm_with_its_activation_and_drop_layer() -> None:
     with nk.batch_statistics(model):
         assert model[0].training
         assert not model[0].drop.training
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["torch", "bn"])
+def test_blocks_that_overlap(name: str, training: bool) -> None:
+    """Two generators, each with a block of its own: when the first ended, the running statistics
+    moved in the second, and the norm was left in training mode with the wrong buffers."""
+    model = around(LAYERS[name]()).train(training)
+    before = snapshot(model)
+    x = 3 + 2 * torch.randn(8, 3, 9, 9)
+    first, second = nk.batch_statistics(model), nk.batch_statistics(model)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert model[1].training
+    model(x)
+    second.__exit__(None, None, None)
+    assert model[1].training == training
+    assert same(snapshot(model), before)
+
+
+def test_a_block_in_a_block_for_some_of_its_norms() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nk.BN(8)).train()
+    before = snapshot(model)
+    x = 3 + 2 * torch.randn(8, 3, 9, 9)
+    with nk.batch_statistics(model):
+        with nk.batch_statistics(model, "1"):
+            model(x)
+        model(x)
+    assert same(snapshot(model), before)
+    assert all(module.training for module in model.modules())
+    model(x)
+    assert not same(snapshot(model), before)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 
 from normkit.errors import NothingToDo
 from normkit.inspection import kind_of, select, survey
@@ -21,7 +23,8 @@ def batch_statistics(model: nn.Module, where: Any = None) -> Iterator[None]:
     dropout and all else keep their mode. Afterwards buffers, counters and modes are what they were:
     the very tensors, so that a backward of an earlier forward still works. ``where`` chooses norms
     as in ``select``. Those that are frozen stay so, and those without running statistics use the
-    batch anyway. With activation checkpointing, call backward inside.
+    batch anyway. Blocks may be nested or overlap. With activation checkpointing, call backward
+    inside.
 
     >>> import torch, normkit as nk
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
@@ -41,17 +44,49 @@ def batch_statistics(model: nn.Module, where: Any = None) -> Iterator[None]:
         raise NothingToDo(
             "batch_statistics found no batch norm with running statistics that are not frozen."
         )
-    mode, modes = model.training, [norm.training for norm in norms]
-    kept = [dict(norm._buffers) for norm in norms]
+    mode = model.training
     try:
-        for norm, buffers in zip(norms, kept, strict=True):
-            norm._buffers.update(
-                {name: None if b is None else b.clone() for name, b in buffers.items()}
-            )
-            norm.training = True
+        for norm in norms:
+            _enter(norm)
         yield
     finally:
-        for norm, buffers, was in zip(norms, kept, modes, strict=True):
-            norm._buffers.update(buffers)
-            if model.training == mode:  # else train() or eval() has told them otherwise
-                norm.training = was
+        for norm in norms:
+            # else train() or eval() has told them otherwise
+            _leave(norm, mode_too=model.training == mode)
+
+
+@dataclass
+class _Kept:
+    """What a norm had before the first of the blocks that it is in."""
+
+    buffers: dict[str, Tensor | None]
+    training: bool
+    blocks: int = 0
+
+
+# blocks may be nested, and overlap where an ExitStack or a generator ends them: the last one out
+# gives back what the first one found
+_kept: WeakKeyDictionary[nn.Module, _Kept] = WeakKeyDictionary()
+
+
+def _enter(norm: nn.Module) -> None:
+    if norm not in _kept:
+        buffers = dict(norm._buffers)
+        copies = {name: None if b is None else b.clone() for name, b in buffers.items()}
+        _kept[norm] = _Kept(buffers, norm.training)
+        norm._buffers.update(copies)
+    _kept[norm].blocks += 1
+    norm.training = True
+
+
+def _leave(norm: nn.Module, mode_too: bool) -> None:
+    kept = _kept.get(norm)
+    if kept is None:  # an error came before it entered
+        return
+    kept.blocks -= 1
+    if kept.blocks:
+        return
+    del _kept[norm]
+    norm._buffers.update(kept.buffers)
+    if mode_too:
+        norm.training = kept.training
