@@ -226,7 +226,7 @@ def test_expected_shapes_are_those_of_the_data(name: str) -> None:
 def test_every_data_set_with_a_name_has_a_shape() -> None:
     for name in set(data.names()) - {*OWN_DATA, "synthetic"}:
         classes, shape = data.classes_and_shape(Data(name))
-        assert classes >= 10
+        assert classes >= 2
         assert len(shape) == 3
 
 
@@ -234,3 +234,9 @@ def test_nothing_random_is_drawn_from_the_generator_of_others() -> None:
     before = torch.get_rng_state()
     check_models(made())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_own_choices_are_tried_with_any_number_of_classes() -> None:
+    """The drawn images of a trial were too few for the ten classes of digits: all was refused."""
+    for name in ("digits", "synthetic:3x64x64x200x1000", "synthetic:1x8x8x3x30"):
+        check(made('[train]\nschedule = "one_cycle"', data=f'name = "{name}"\nvalidation = 0.2'))

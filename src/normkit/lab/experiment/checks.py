@@ -330,9 +330,10 @@ def try_step(setting: Setting) -> None:
         sets = load_sets(setting)
     else:
         classes, shape = task.classes_and_shape(setting)
-        sizes = "x".join(map(str, (*shape, classes, 5 * FEW_IMAGES)))
+        # a few of the classes: with five samples of each, large images would not be few
+        sizes = "x".join(map(str, (*shape, min(classes, FEW_IMAGES), 5 * FEW_IMAGES)))
         share = 0.5 if setting.data.validation else 0.0
-        sets = data.load(Data(f"synthetic:{sizes}", validation=share))
+        sets = replace(data.load(Data(f"synthetic:{sizes}", validation=share)), classes=classes)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an untrained model, a handful of samples
         Training(Run(trial, 1), sets).try_out()
