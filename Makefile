@@ -4,18 +4,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench zoo diseases evidence clean
+.PHONY: help demo test test-oldest lint bench zoo diseases evidence clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## compare five normalizers on small images, with a report (under four minutes)
 	$(BIN)/normkit demo
 
 test: $(READY) ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-oldest: $(OLDEST)/.installed ## layers, engine and their properties with the oldest torch that is supported
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal tests/engine tests/layers tests/properties
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
@@ -34,7 +38,7 @@ evidence: $(READY) ## write the pages about the papers from the committed result
 	$(BIN)/python -m tools.evidence
 
 clean: ## remove .venv and everything that tools left behind
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # the stamp is touched last, so that an interrupted installation is done again
@@ -43,4 +47,11 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "normkit needs Python 3.11 or newer; try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,test,dev]'
+	@touch $@
+
+# what pyproject.toml allows at least; NumPy as old as the interpreter of that torch's Triton needs it
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet -e . 'numpy<2.4' pytest hypothesis pytest-timeout pytest-xdist \
+	  "torch==$$(sed -n 's/^dependencies = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*"
 	@touch $@

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.autograd.function import BackwardCFunction
+from torch.fx import traceback
 from torch.utils import checkpoint
 
 Kept = TypeVar("Kept")
@@ -151,3 +152,20 @@ torch.library.register_fake(
     "normkit::as_first_seen", lambda statistics: [torch.empty_like(t) for t in statistics]
 )
 _register_effectful_op(torch.ops.normkit.as_first_seen.default, _EffectType.ORDERED)
+
+
+@torch.library.impl("normkit::as_first_seen", "Autograd")
+def _saved(statistics: list[Tensor]) -> list[Tensor]:
+    """Marked to be kept, where a graph checkpoints a part of itself: there torch marks every node
+    to be computed again, and torch 2.11 takes that literally for operators with effects as well."""
+    meta: dict[str, Any] = traceback.current_meta
+    marked = meta.get("recompute")
+    if marked is not None:
+        meta["recompute"] = checkpoint.CheckpointPolicy.MUST_SAVE
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            result: list[Tensor] = torch.ops.normkit.as_first_seen(statistics)
+            return result
+    finally:
+        if marked is not None:
+            meta["recompute"] = marked
