@@ -229,7 +229,7 @@ def _told(name: str) -> Iterator[None]:
         yield
     except UnknownName:
         raise
-    except Exception as error:  # whatever an author's file does when it is run
+    except (Exception, SystemExit) as error:  # whatever an author's file does when it is run
         raise OptionError(
             f"{name} could not be imported: {type(error).__name__}: {first_line(error)}"
             f"{error_place(error)}."

@@ -271,9 +271,9 @@ def explained(what: str) -> Iterator[None]:
     """An error of the author's code becomes one that says where it was."""
     try:
         yield
-    except NormkitError:
+    except (NormkitError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise OptionError(f"{what}: {text.rstrip('.')}{error_place(error)}.") from error
 

@@ -287,7 +287,7 @@ def try_model(setting: Setting) -> None:
         model = build_variant(setting, classes, shape, seed=1, task=task)
     except NormkitError:
         raise
-    except Exception as error:  # whatever a constructor does with options that do not fit
+    except (Exception, SystemExit) as error:  # of options that do not fit
         raise OptionError(f"the model: {type(error).__name__}: {error}") from error
     for layer in learning_rate_followers(model):
         layer.set_update_rate(setting.train.lr)
@@ -347,7 +347,7 @@ def _run(task: Task, model: nn.Module, samples: int, classes: int, shape: Shape)
             task.try_model(model, samples, classes, shape)
     except NormkitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OptionError(
             f"the model does not take {samples} images of {'×'.join(map(str, shape))}: "
             f"{type(error).__name__}: {first_line(error)}{error_place(error)}"

@@ -43,6 +43,7 @@ from normkit.lab.experiment.variants import (
 )
 from normkit.lab.results import METRICS, TaskMetric
 from normkit.lab.tasks import make_task
+from normkit.lab.tasks.criteria import BadReference
 
 MEASURED = "paper"  # the scale of published numbers, where a file has it
 RULES = {"multiplicity": ("holm", "none"), "losses": ("unstable", "survivors")}
@@ -204,6 +205,8 @@ def _metrics(variants: Sequence[Variant], problems: Problems) -> Mapping[str, Ta
     for variant in distinct.values():
         try:
             found.append(make_task(variant.setting).metrics)
+        except BadReference as error:
+            problems.add(error.key, f"cannot be used: {error.reason}")
         except NormkitError as error:
             problems.add(("task", "name"), f"cannot be used: {error}")
     first, *others = found or [METRICS]

@@ -97,7 +97,7 @@ def _build_own(spec: Model, classes: int, channels: int, folder: str) -> nn.Modu
         model = make(**{**wanted, **spec.options})
     except NormkitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OptionError(
             f"{spec.name} could not be built: {type(error).__name__}: "
             f"{models.first_line(error)}{error_place(error)}."

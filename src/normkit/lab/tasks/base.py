@@ -10,7 +10,7 @@ what it keeps between steps goes through ``state_dict``, so that a run can be in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -22,9 +22,10 @@ from normkit.lab.data import Sets
 from normkit.lab.experiment.records import Setting
 from normkit.lab.formats import ImageFormat
 from normkit.lab.models.build import build
+from normkit.lab.own_code import source_place
 from normkit.lab.results import Epoch, TaskMetric
 from normkit.lab.tasks import sets
-from normkit.lab.tasks.criteria import OwnMetric
+from normkit.lab.tasks.criteria import OwnLoss, OwnMetric
 
 if TYPE_CHECKING:
     from normkit.lab.train.batches import EpochPlan
@@ -73,7 +74,7 @@ class Task:
     format: ImageFormat
     seed: int  # of torch
     own_metrics: Sequence[OwnMetric] = ()  # of [metrics]
-    criterion: Callable[[Any, Any], Tensor] | None = None  # of train.loss
+    criterion: OwnLoss | None = None  # of train.loss
 
     def attach(self, setting: Setting, sets: Sets, format: ImageFormat, seed: int) -> None:
         """What the task works on. Told once, before the model is built."""
@@ -174,6 +175,11 @@ class Task:
         the others are recorded beside it. An attack on the inputs belongs here.
         """
         raise NotImplementedError
+
+    def loss_place(self) -> str:
+        """Where the author has written the loss; "" where that is torch's or the lab's."""
+        own = "" if self.criterion is None else self.criterion.place
+        return own or source_place(type(self).loss)
 
     def step(self, trainer: Trainer, batch: Any) -> None:
         """One step on a batch: gradients are cleared before. For searches with two levels, say."""

@@ -78,7 +78,7 @@ def make_task(setting: Setting) -> Task:
             f"task {spec.name} could not be made: {error}. Its options: "
             f"{', '.join(allowed) or 'none'}."
         ) from error
-    except Exception as error:  # whatever an author's constructor does
+    except (Exception, SystemExit) as error:  # whatever an author's constructor does
         raise TaskError(
             f"task {spec.name} could not be made: {type(error).__name__}: {error}"
             f"{error_place(error)}."

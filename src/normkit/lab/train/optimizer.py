@@ -119,7 +119,7 @@ def _other_optimizer(
     kind = find(OF_TIMM.get(name, name), folder)
     try:
         optimizer = kind(groups, lr=train.lr, **train.optimizer_options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OptionError(
             f"train.optimizer: {name} could not be made: {type(error).__name__}: "
             f"{first_line(error)}{error_place(error)}."

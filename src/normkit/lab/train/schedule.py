@@ -109,7 +109,7 @@ def _table(key: _Key) -> tuple[float, ...]:
                 scheduler.step()
     except NormkitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OptionError(
             f"train.schedule: {name} could not be used: {type(error).__name__}: "
             f"{first_line(error)}{error_place(error)}."

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from normkit.errors import NormkitError
 from normkit.lab.experiment import Train
 from normkit.lab.models.variant import learning_rate_followers
-from normkit.lab.own_code import error_place, source_place
+from normkit.lab.own_code import error_place
 from normkit.lab.tasks import Task
 from normkit.lab.tasks.base import Losses, TaskError, total
+from normkit.lab.tasks.criteria import loss_hint, shown_loss
 from normkit.lab.train.averaging import AveragedWeights
 from normkit.lab.train.batches import EpochPlan
 from normkit.lab.train.cuda_graph import Capture, Recorded
@@ -180,9 +181,9 @@ class Trainer:
         loss = total(losses) if isinstance(losses, Tensor | Mapping) else losses
         if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
             raise TaskError(
-                f"{type(self.task).__name__}.loss{source_place(type(self.task).loss)} gave "
-                f"{_shown(loss)}, expected one number, a tensor () with a gradient, or several by "
-                "name. Try .mean()."
+                f"{type(self.task).__name__}.loss{self.task.loss_place()} gave "
+                f"{shown_loss(loss)}, expected one number, a tensor () with a gradient, or several "
+                f"by name. Try {loss_hint(loss)}."
             )
         values = losses if isinstance(losses, Mapping) else {}
         self.history.add({"loss": loss, **values})
@@ -274,19 +275,13 @@ def explained(task: Task, what: str) -> Iterator[None]:
         yield
     except (NormkitError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not (place := error_place(error)):
             raise
         name = type(task).__name__
         raise TaskError(
             f"{name}.{what} failed{place}: {type(error).__name__}: {first_line(error)}."
         ) from error
-
-
-def _shown(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    return f"a tensor {tuple(value.shape)}" + (" without a gradient" * (not value.requires_grad))
 
 
 class Modes:

@@ -19,6 +19,7 @@ from normkit.lab.own_code import source_place
 from normkit.lab.results import DIVERGED, DONE, Epoch, Result
 from normkit.lab.tasks import Evaluation, Task, make_task
 from normkit.lab.tasks.base import TaskError
+from normkit.lab.tasks.criteria import shown_loss
 from normkit.lab.tasks.pictures import encoded
 from normkit.lab.train.batches import EpochPlan
 from normkit.lab.train.checkpoint import check_state, load_state, state_of
@@ -202,7 +203,7 @@ class Training:
             evaluations: dict[str, Evaluation] = {}
             if is_evaluated(self.train, self.epoch + 1):
                 names = ("test",) if self.sets.validation is None else ("validation", "test")
-                evaluations = {name: self.task.evaluation(name) for name in names}
+                evaluations = {name: self._evaluation(name) for name in names}
             for name, evaluation in evaluations.items():
                 yield from self._evaluate(name, evaluation)
             self._end_epoch(evaluations)
@@ -225,6 +226,19 @@ class Training:
                     return
             yield True
         self.clock.stop()
+
+    def _evaluation(self, name: str) -> Evaluation:
+        with explained(self.task, "evaluation"):
+            evaluation = self.task.evaluation(name)
+        missing = [each for each in ("add", "values") if not hasattr(evaluation, each)]
+        if missing:
+            kind = type(self.task)
+            raise TaskError(
+                f"{kind.__name__}.evaluation{source_place(kind.evaluation)} gave "
+                f"{shown_loss(evaluation)}, without {' and '.join(missing)}. Expected an object "
+                "with add(model, batch) and values(), such as a normkit.lab.tasks.Evaluation."
+            )
+        return evaluation
 
     def _evaluate(self, name: str, evaluation: Evaluation) -> Iterator[bool]:
         self.trainer.modes.evaluate()  # averaged weights are always in eval mode
@@ -266,7 +280,7 @@ class Training:
     def try_out(self) -> None:
         """One step and one batch of an evaluation, to see whether the task can do both."""
         self.step()
-        evaluation = self.task.evaluation("test")
+        evaluation = self._evaluation("test")
         with self.run_device.here():
             next(self._evaluate("test", evaluation), None)
             with explained(self.task, "evaluation"):
@@ -275,11 +289,19 @@ class Training:
     def _check_metrics(self, found: Mapping[str, Mapping[str, Any]]) -> None:
         name, _ = main_metric(self.task)
         for part in ("validation", "test"):
-            if part in found and name not in found[part]:
-                kind = type(self.task)
+            if part not in found:
+                continue
+            values, kind = found[part], type(self.task)
+            where = f"{kind.__name__}.evaluation{source_place(kind.evaluation)}"
+            if not isinstance(values, Mapping):
                 raise TaskError(
-                    f"{kind.__name__}.evaluation{source_place(kind.evaluation)} gave "
-                    f"{', '.join(found[part]) or 'nothing'}, and not {name!r}, its first metric."
+                    f"{where}: values() gave {shown_loss(values)}, expected numbers by name, such "
+                    f"as {{{name!r}: 0.5}}."
+                )
+            if name not in values:
+                raise TaskError(
+                    f"{where} gave {', '.join(values) or 'nothing'}, and not {name!r}, its first "
+                    "metric."
                 )
 
     def _is_lost(self, losses: list[float]) -> bool:
@@ -290,7 +312,7 @@ class Training:
         step = self.epoch * self.plan.steps + batch // self.plan.accumulate + 1
         self.note = (
             f"The loss was not finite from step {step} on, in epoch {self.epoch + 1} "
-            f"of {self.train.epochs}{source_place(type(self.task).loss)}."
+            f"of {self.train.epochs}{self.task.loss_place()}."
         )
         return True
 
