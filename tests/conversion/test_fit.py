@@ -618,11 +618,79 @@ def test_distilling_goes_on_after_an_interruption(tmp_path: Path) -> None:
     assert steps[0] == 8
     through = planned()
     assert all(torch.equal(again[name], value) for name, value in through.items())
-    with pytest.raises(nk.NormkitError, match="another run: its steps differ"):
+    with pytest.raises(nk.NormkitError, match=r"number of steps \(12 there, 14 here"):
         planned(14, checkpoint=file)
     file.write_text("something else")
     with pytest.raises(nk.NormkitError, match="holds no state of distilling"):
         planned(checkpoint=file)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda model: ("ln", {}), r"new norms \(0\.bn1: GN.* there, LN.* here\)"),
+        (lambda model: ("gn", {"groups": 8, "parameters": "norms"}), "parameters"),
+        (lambda model: model[2].bn1.bias.data.mul_(0.5) is None, "outputs of the old network"),
+    ],
+)
+def test_a_checkpoint_of_another_conversion_is_refused(
+    change: Any, told: str, tmp_path: Path
+) -> None:
+    """One of gn(16) was taken for ln, and the error of the outputs went from 4 to 71 %."""
+    x, file = digits()[0][:48], tmp_path / "state.pt"
+    nk.convert(copy.deepcopy(trained()), "gn", groups=8, fit=nk.Fit(x, distill=2, checkpoint=file))
+    model = copy.deepcopy(trained())
+    target, options = change(model) or ("gn", {"groups": 8})
+    fit = nk.Fit(x, distill=2, checkpoint=file, parameters=options.pop("parameters", None))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(nk.NormkitError, match=told) as caught:
+        nk.convert(model, target, fit=fit, **options)
+    assert str(file) in str(caught.value)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_spoilt_checkpoint_does_not_end_worse_than_the_fit(tmp_path: Path) -> None:
+    x, file = digits()[0][:48], tmp_path / "state.pt"
+    options: dict[str, Any] = {"parameters": "norms", "distill": 2, "checkpoint": file}
+    nk.plan_conversion(trained(), "gn", groups=8, fit=nk.Fit(x, **options))
+    state = torch.load(file)
+    state["best"] = {name: value * 3 for name, value in state["best"].items()}
+    torch.save(state, file)
+    report = nk.plan_conversion(trained(), "gn", groups=8, fit=nk.Fit(x, **options)).fit
+    fitted = nk.plan_conversion(trained(), "gn", groups=8, fit=x).fit
+    assert report.output_error == pytest.approx(fitted.output_error, rel=1e-3)
+    assert report.distilled == 0
+
+
+@pytest.mark.parametrize("distill", [0, 1])
+def test_all_parameters_are_never_worse_than_norms(
+    distill: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """distill= fitted everything, and ended worse than the fit of the norms where that is bad."""
+
+    def bad(layer: LinearSite, *_: Any) -> None:
+        layer.weight = torch.zeros_like(layer.module.weight)
+
+    monkeypatch.setattr(LinearSite, "fit", bad)
+    x = digits()[0][:48]
+    norms = nk.plan_conversion(trained(), "gn", groups=8, fit=x).fit
+    report = nk.plan_conversion(
+        trained(), "gn", groups=8, fit=nk.Fit(x, parameters="all", distill=distill)
+    ).fit
+    assert report.output_error <= norms.output_error * 1.0001
+    assert any("only norms were fitted" in note for note in report.notes)
+
+
+def test_frozen_parameters_stay_as_they_are() -> None:
+    model = copy.deepcopy(trained())
+    model[0].requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    nk.convert(model, "gn", groups=8, fit=nk.Fit(digits()[0][:48], distill=2))
+    assert torch.equal(model[0].conv2.weight, before["0.conv2.weight"])
+    assert not torch.equal(model[2].conv2.weight, before["2.conv2.weight"])
+    model = copy.deepcopy(trained()).requires_grad_(False)
+    with pytest.raises(nk.NormkitError, match="nothing to train"):
+        nk.convert(model, "gn", groups=8, fit=nk.Fit(digits()[0][:48], distill=2))
 
 
 def test_what_cannot_be_distilled() -> None:

@@ -73,7 +73,8 @@ class _Student:
         for place in places:
             candidate = place.chosen or place.candidates[0]
             own = {n: t.detach() for n, t in tensors(candidate.edit.new).items()}
-            parameters = {n for n, _ in candidate.edit.new.named_parameters()}
+            new = candidate.edit.new
+            parameters = {n for n, p in new.named_parameters() if p.requires_grad}
             fitted = candidate.values()
             for name in sorted(parameters if everything else set(fitted) & parameters):
                 value = fitted.get(name, own[name]).detach().to(own[name].dtype, copy=True)
@@ -86,10 +87,20 @@ class _Student:
         if everything:
             inside = {id(p) for place in places for p in place.site.module.parameters()}
             for name, p in model.named_parameters():
-                if id(p) not in inside and p.is_floating_point():
+                if id(p) not in inside and p.requires_grad and p.is_floating_point():
                     value = weights.get(name, p).detach().to(p.dtype, copy=True)
                     self.others[name] = value.requires_grad_(True)
             self.trained |= self.others
+        if not self.trained:
+            raise OptionError(
+                "Distilling has nothing to train: every parameter has requires_grad=False. Try "
+                f"model.requires_grad_(True), or fit alone. {UNTOUCHED}"
+            )
+
+    def described(self) -> dict[str, str]:
+        """The new norms with their options, by path."""
+        chosen = ((place, place.chosen or place.candidates[0]) for place, _ in self.norms)
+        return {place.site.path: str(candidate.edit.new) for place, candidate in chosen}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -154,7 +165,8 @@ def distill(
     every = max(1, fit.distill // CHECKS)
     with undisturbed(model), student.in_place(), full_precision(model):
         targets = [t for lesson in (*lessons, *tests) for t in lesson.targets]
-        course = Course(student.trained, optimizer, schedule, fit, targets)
+        fitted = math.inf if fit.checkpoint is None else _error(student, tests)
+        course = Course(student.trained, optimizer, schedule, fit, targets, student.described())
         while True:
             if (course.step % every == 0 or course.step == fit.distill) and not course.resumed:
                 now = _error(student, tests)
@@ -168,6 +180,8 @@ def distill(
             schedule.step()
             course.step += 1
         course.take_best()
+        if fitted < math.inf and not _error(student, tests) <= fitted:
+            course.take_start()  # whatever a file held: never worse than the fit
         after = [student(test.inputs) for test in tests]
     old = [t for test in tests for t in test.targets]
     firsts = [test.targets[0] for test in tests], [out[0] for out in after]

@@ -9,7 +9,7 @@ is not changed: each new norm's stand-in is its carried form, followed by the fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +45,10 @@ from normkit.layers.measured import Refusal
 CARRIED = (
     "With scales and shifts as carried the outputs are nearer to the old ones, on the images that "
     "are held out, so nothing was fitted."
+)
+NORMS_ALONE = (
+    "With the weights of other layers fitted as well the outputs were further from the old ones, "
+    "on the images that are held out, so only norms were fitted."
 )
 
 
@@ -95,13 +99,19 @@ def fit_edits(
         computed = {site.path for site in convolutions}
         linear = [layer for layer in linear if layer.path not in computed]
         linear = _look_around(model, places, linear, runs[0])
-        try:
-            outputs = Lockstep(model, places, runs, fit, linear, weights=convolutions).run()
-        except ShapeError as error:
-            raise _wrong_type(model, runs) or error from error
-        if any(place.calls > 1 for place in places):  # once more, with what suits all its calls
-            outputs = Lockstep(model, places, runs, fit, linear, True, convolutions).run()
-        report = _report(places, runs, outputs, training)
+        fitting = partial(_fitted, model, places, runs, fit, convolutions, training)
+        fresh = [place.snapshot() for place in places]
+        outputs, report = fitting(linear=[])
+        if linear:  # the norms alone may be better: both are tried, from the same start
+            plain = [place.snapshot() for place in places]
+            _restore(fresh)
+            both = fitting(linear=linear)
+            if _worse(both[1], report):
+                _restore(plain)
+                linear = []
+                report = replace(report, notes=(*report.notes, NORMS_ALONE))
+            else:
+                outputs, report = both
         with standardized(convolutions):
             carried = _carried_outputs(model, places, runs, held_out=True)
         if _nearer(carried, report, outputs, runs):
@@ -128,6 +138,36 @@ def fit_edits(
         notes=(*report.notes, _progress_note(report, result)),
     )
     return FitResult(tuple(places), report, result.values, example, standardizing)
+
+
+def _fitted(
+    model: nn.Module,
+    places: Sequence[FitSite],
+    runs: Sequence[ImageRun],
+    fit: Fit,
+    convolutions: Sequence[StandardizedSite],
+    training: bool,
+    linear: Sequence[LinearSite],
+) -> tuple[list[Any], FitReport]:
+    """One fit of the norms, and of the linear layers given: the outputs of both networks."""
+    try:
+        outputs = Lockstep(model, places, runs, fit, linear, weights=convolutions).run()
+    except ShapeError as error:
+        raise _wrong_type(model, runs) or error from error
+    if any(place.calls > 1 for place in places):  # once more, with what suits all its calls
+        outputs = Lockstep(model, places, runs, fit, linear, True, convolutions).run()
+    return outputs, _report(places, runs, outputs, training)
+
+
+def _restore(places: Sequence[Callable[[], None]]) -> None:
+    for restore in places:
+        restore()
+
+
+def _worse(report: FitReport, than: FitReport) -> bool:
+    """By the outputs on what is held out, where both have been compared there."""
+    errors = report.output_error, than.output_error
+    return errors[1] is not None and (errors[0] is None or not errors[0] <= errors[1])
 
 
 def _wrong_type(model: nn.Module, runs: Sequence[ImageRun]) -> DtypeError | None:

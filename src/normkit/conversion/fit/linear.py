@@ -71,7 +71,7 @@ class LinearSite:
 
 
 def linear_sites(model: nn.Module) -> list[LinearSite]:
-    """The layers that can be fitted: what is peculiar, shared or tied stays as it is."""
+    """The layers that can be fitted: what is peculiar, shared, tied or frozen stays as it is."""
     holders: dict[int, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -80,7 +80,9 @@ def linear_sites(model: nn.Module) -> list[LinearSite]:
     return [
         LinearSite(path, module)
         for path, module in model.named_modules()
-        if path and _usual(module) and all(holders[id(p)] == 1 for p in module.parameters())
+        if path
+        and _usual(module)
+        and all(holders[id(p)] == 1 and p.requires_grad for p in module.parameters())
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.conversion.edits import ReplaceModule
+from normkit.conversion.edits import ReplaceModule, copies, tensors
 from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun
 from normkit.conversion.fit.linear import LinearSite
 from normkit.conversion.fit.solve import Activation, solve, unexplained
@@ -84,6 +84,21 @@ class FitSite:
     """How wrong the old norm's running statistics are for its inputs."""
     turn: int = 0
     """Its place in the order of the forward: a number that grows."""
+
+    def snapshot(self) -> Callable[[], None]:
+        """What brings the state of now back: of this object and of the new norms."""
+        held = [(c, dict(vars(c)), copies(c.edit.new)) for c in self.candidates]
+        own = {**vars(self), "tried": dict(self.tried)}
+
+        @torch.no_grad()
+        def restore() -> None:
+            vars(self).update(own, tried=dict(own["tried"]))
+            for candidate, values, numbers in held:
+                vars(candidate).update(values)
+                for name, tensor in tensors(candidate.edit.new).items():
+                    tensor.copy_(numbers[name])
+
+        return restore
 
     def keep_carried(self) -> None:
         """Forget what was fitted."""

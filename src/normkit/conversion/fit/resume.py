@@ -28,16 +28,22 @@ class Course:
         schedule: torch.optim.lr_scheduler.LRScheduler,
         fit: Fit,
         targets: list[Tensor],
+        norms: dict[str, str],
     ) -> None:
+        """``targets`` are the old network's outputs, ``norms`` the new norms with their options."""
         self.trained, self.optimizer, self.schedule = trained, optimizer, schedule
         self.path = None if fit.checkpoint is None else Path(os.fspath(fit.checkpoint))
         self.step = self.best_step = self.waited = 0
-        self.best, self.error = self._copies(), math.inf
+        self.start = self.best = self._copies()
+        self.error = math.inf
         self.resumed = False
         self.task: dict[str, Any] = {
-            "steps": fit.distill,
-            "tensors": {name: list(value.shape) for name, value in trained.items()},
-            "outputs": math.sqrt(sum(float(t.double().square().sum()) for t in targets)),
+            "number of steps": fit.distill,
+            "parameters": "all" if fit.everything else "norms",
+            "standardize": fit.standardize,
+            "new norms": norms,
+            "trained tensors": {name: list(value.shape) for name, value in trained.items()},
+            "outputs of the old network": [float(t.double().norm()) for t in targets],
         }
         if self.path is not None and self.path.exists():
             self._read(self.path)
@@ -53,12 +59,18 @@ class Course:
         if self.path is not None:
             state = {
                 "task": self.task,
+                "start": self.start,
                 "now": self._copies(),
                 "optimizer": self.optimizer.state_dict(),
                 "schedule": self.schedule.state_dict(),
                 **{name: getattr(self, name) for name in KEPT},
             }
             atomic_write(self.path, lambda name: torch.save(state, name))
+
+    def take_start(self) -> None:
+        """Back to the fit."""
+        self.best, self.best_step = self.start, 0
+        self._write(self.start)
 
     def take_best(self) -> None:
         self._write(self.best)
@@ -80,13 +92,12 @@ class Course:
                 f"checkpoint={str(path)!r} holds no state of distilling: {error}. Delete it to "
                 f"start anew, or name another file. {UNTOUCHED}"
             ) from error
-        different = [name for name in ("steps", "tensors") if task[name] != self.task[name]]
-        if not math.isclose(task["outputs"], self.task["outputs"], rel_tol=SAME):
-            different.append("outputs of the old network")
+        different = self._differences(task, state.get("start", {}))
         if different:
             raise OptionError(
-                f"checkpoint={str(path)!r} is of another run: its {', '.join(different)} differ. "
-                f"Delete it to start anew, or name another file. {UNTOUCHED}"
+                f"checkpoint={str(path)!r} is of another run. What differs: "
+                f"{'; '.join(different)}. Delete it to start anew, or name another file. "
+                f"{UNTOUCHED}"
             )
         self._write(now)
         self.optimizer.load_state_dict(state["optimizer"])
@@ -94,3 +105,32 @@ class Course:
         for name, value in zip(KEPT, own, strict=True):
             setattr(self, name, value)
         self.resumed = True
+
+    def _differences(self, task: dict[str, Any], start: dict[str, Tensor]) -> list[str]:
+        """In what the run of a file is another than this one, in words; the first thing of each."""
+        found = []
+        for name, own in self.task.items():
+            other = task.get(name)
+            if isinstance(own, dict) and isinstance(other, dict):
+                where = next((k for k in (*own, *other) if own.get(k) != other.get(k)), None)
+                if where is not None:
+                    was, now = (each.get(where, "nothing") for each in (other, own))
+                    found.append(f"{name} ({where}: {was} there, {now} here)")
+            elif isinstance(own, list) and isinstance(other, list):
+                if len(own) != len(other) or not all(map(_near, own, other)):
+                    found.append(name)
+            elif own != other:
+                found.append(f"{name} ({other} there, {own} here)")
+        if not found and not (start.keys() == self.start.keys() and self._same_start(start)):
+            found.append("the fit it went on from")
+        return found
+
+    def _same_start(self, start: dict[str, Tensor]) -> bool:
+        return all(
+            float((value - start[name]).norm()) <= SAME * float(value.norm())
+            for name, value in self.start.items()
+        )
+
+
+def _near(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=SAME)
