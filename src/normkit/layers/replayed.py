@@ -52,7 +52,7 @@ class Replayed:
         return step_record(self, x, activation)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # recorded steps hold numbers that were attributes; one that changes at every step, such as a
+        # recorded steps hold numbers that were attributes; one that changes at each step, such as a
         # momentum with a schedule, is not worth recording for
         if name != "training" and self.__dict__.get("_replays") is not None:
             self.__dict__["_replays"] = None
