@@ -279,13 +279,15 @@ def test_measuring_leaves_no_trace() -> None:
 def test_where_all_is_nan_nothing_is_claimed() -> None:
     """Any two models agree on NaN: such a certificate once said "exact to rounding"."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
-    certificate = plan_conversion(model, "gn").apply(torch.full((2, 3, 8, 8), math.inf))
+    with pytest.warns(UserWarning, match="Not measured"):
+        certificate = plan_conversion(model, "gn").apply(torch.full((2, 3, 8, 8), math.inf))
     assert not certificate.exact
     assert certificate.difference is None
     assert "no finite number for the given input (2, 3, 8, 8)" in str(certificate)
     with torch.no_grad():
         model[0].bias.fill_(math.inf)
-    certificate = plan_conversion(model, "torch_gn").apply()
+    with pytest.warns(UserWarning, match=r"0\.bias is not finite"):
+        certificate = plan_conversion(model, "torch_gn").apply()
     assert not certificate.probed
     assert "no finite number" in str(certificate)
 

@@ -359,3 +359,60 @@ def test_names_are_understood_wherever_they_are_typed() -> None:
         nk.convert(net(nn.BatchNorm2d(8)), "bcnn")
     with pytest.raises(nk.NormkitError, match="Known"):
         nk.make("syncbn", 8)  # torch's, which only a conversion makes
+
+
+# ---------------------------------------------------------------- numbers that are not finite
+
+
+def broken(table: str, value: float) -> nn.Sequential:
+    model = net(nn.BatchNorm2d(8), nn.BatchNorm2d(8)).eval()
+    with torch.no_grad():
+        getattr(model[3], table)[2] = value
+    return model
+
+
+@pytest.mark.parametrize(
+    ("table", "value", "wrong"),
+    [("running_var", -1.0, "negative"), ("running_var", math.inf, "not finite"),
+     ("weight", math.nan, "not finite")],
+)  # fmt: skip
+def test_fold_and_from_batch_norm_say_what_is_broken(table: str, value: float, wrong: str) -> None:
+    """convert said it; fold and from_batch_norm made NaN of it without a word."""
+    model = broken(table, value)
+    (said,) = warned(lambda: nk.fold(model))
+    assert f"3: its {table} is {wrong} in places" in said
+    (said,) = warned(lambda: nk.BN.from_batch_norm(model[3]))
+    assert f"BN.from_batch_norm: of BatchNorm2d, its {table} is {wrong} in places" in said
+    assert warned(lambda: nk.BN.from_batch_norm(model[1])) == []
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_weight_that_is_nan_ends_the_probing(given: bool) -> None:
+    """Seven sizes up to 512 × 512 were tried, and then a better example was asked for."""
+    model = net(nn.BatchNorm2d(8), nn.BatchNorm2d(8)).eval()
+    with torch.no_grad():
+        model[2].weight[:] = math.nan
+    runs: list[int] = []
+    model.register_forward_pre_hook(lambda *_: runs.append(1))
+    plan = plan_conversion(model, "gn", example=torch.randn(2, 8, 4, 4) if given else None)
+    runs.clear()
+    (said,) = warned(plan.apply)
+    assert len(runs) == 1
+    assert "no finite number for" in said
+    assert "2.weight is not finite" in said
+    assert "example=" not in said
+    plan.undo()
+    (said,) = warned(lambda: nk.fold(model))
+    assert "no finite number to compare: 2.weight is not finite" in said
+    (said,) = warned(lambda: nk.convert(model, "gn"))
+    assert "2.weight is not finite" in said
+
+
+def test_a_mask_of_attention_is_not_what_is_broken() -> None:
+    model = net(nn.BatchNorm2d(8)).eval()
+    model.register_buffer("mask", torch.full((2,), -math.inf))
+    assert warned(lambda: nk.fold(model)) == []
+    with torch.no_grad():
+        model[1].running_mean[:] = math.nan
+    (said,) = warned(lambda: nk.fold(model))
+    assert "1.running_mean is not finite" in said

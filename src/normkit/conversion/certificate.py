@@ -23,6 +23,7 @@ from normkit.conversion.forward_probe import (
     full_precision,
     leaves,
     noise,
+    not_finite,
     probes,
     rounding,
 )
@@ -37,6 +38,7 @@ SIMILAR = 0.1  # a share that makes two differences alike
 POSITIONS = 4  # along each spatial axis, of numbers that are made up
 UNTOUCHED = "Nothing was changed."
 NO_INPUT = "no input was given."
+NO_NUMBERS = "the model gives no finite number"
 ABOUT_SIZES = (RuntimeError, ValueError, AssertionError, IndexError)  # what a wrong size may raise
 
 
@@ -222,8 +224,10 @@ def measure_before(model: nn.Module, edits: Sequence[Edit], example: object) -> 
             if not before.output or any(bool(t.isfinite().any()) for t in before.output):
                 return before
             complaint = " The last one gave no finite number."
-            if probe.given:
-                return Probe(None, f"the model gives no finite number for {probe.text}")
+            path = not_finite(model)  # which no other size can cure
+            if path is not None or probe.given:
+                why = "" if path is None else f": {path} is not finite"
+                return Probe(None, f"{NO_NUMBERS} for {probe.text}{why}")
         except LayerFailed as error:  # perhaps the input is too small: another may do
             failed = error
         except Exception as error:

@@ -82,6 +82,17 @@ def check_example(example: Any) -> None:
                 )
 
 
+def not_finite(model: nn.Module) -> str | None:
+    """The path of the first parameter or buffer that holds infinities or NaN; masks of attention
+    are minus infinity on purpose."""
+    for path, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_floating_point() and not tensor.is_meta:
+            mask = tensor.isneginf() if not isinstance(tensor, nn.Parameter) else False
+            if not bool((tensor.isfinite() | mask).all()):
+                return path
+    return None
+
+
 def noise(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """The same numbers every time, without a trace in torch's own random state."""
     generator = torch.Generator("cpu").manual_seed(SEED)

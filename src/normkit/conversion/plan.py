@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.conversion.certificate import (
+    NO_NUMBERS,
     Before,
     Certificate,
     certify,
@@ -247,6 +248,8 @@ class Plan:
             )
         elif self.count() and self.exact and certificate.contradicts_exactness:
             alarms.append(f"Every layer was to be exact, but: {certificate.verdict}")
+        if isinstance(before, Probe) and before.text.startswith(NO_NUMBERS):
+            alarms.append(certificate.verdict)
         if isinstance(before, Before):
             for edit in replacements(self.edits):
                 multiple = getattr(norm_of(edit.new), "batch_multiple", 1)

@@ -72,14 +72,7 @@ def damaged(sites: Iterable[Site]) -> list[str]:
     """A caution for tables that no training leaves: they are taken over as they are."""
     cautions = []
     for site in sites:
-        for name in TABLES:
-            tensor = getattr(site.norm, name, None)
-            if not isinstance(tensor, Tensor) or tensor.is_meta or not tensor.is_floating_point():
-                continue
-            wrong = [] if bool(tensor.isfinite().all()) else ["not finite"]
-            wrong += ["negative"] * (name.endswith("var") and bool((tensor < 0).any()))
-            if wrong:
-                cautions.append(f"{site.path}: its {name} is {' and '.join(wrong)} in places.")
+        cautions += [f"{site.path}: its {what}." for what in _as_batch_norm(site, None).damage()]
     if len(cautions) > SHOWN:
         cautions[SHOWN:] = [f"So it is with {len(cautions) - SHOWN} more tables."]
     return [*cautions, "Try normkit.diagnose(model, loader) first."] if cautions else []

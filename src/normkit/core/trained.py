@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -44,6 +45,33 @@ class TrainedBN:
     @property
     def tracked(self) -> bool:
         return STATISTICS not in self.missing
+
+    def damage(self) -> list[str]:
+        """What no training leaves in a table, in words: "running_var is negative in places"."""
+        tables = (
+            ("weight", self.weight),
+            ("bias", self.bias),
+            ("running_mean", self.mean),
+            ("running_var", self.var),
+        )
+        found = []
+        for name, table in tables:
+            if table.is_meta or not table.is_floating_point():
+                continue
+            wrong = [] if bool(table.isfinite().all()) else ["not finite"]
+            wrong += ["negative"] * (name == "running_var" and bool((table < 0).any()))
+            if wrong:
+                found.append(f"{name} is {' and '.join(wrong)} in places")
+        return found
+
+    def warn_of_damage(self, where: str) -> None:
+        """For a function that is called by the user."""
+        if damage := self.damage():
+            warnings.warn(
+                f"{where}, its {', its '.join(damage)}. It is taken over as it is: look at "
+                "where it comes from.",
+                stacklevel=3,
+            )
 
     def having(self, **known: Tensor | float) -> TrainedBN:
         """With other values for fields, which are then no longer missing."""

@@ -291,6 +291,7 @@ class Normalizer(Replayed, Configured, Measured):
                 f"got {type(source).__name__} without them. "
                 "Try a module built with track_running_stats=True."
             )
+        bn.warn_of_damage(f"{cls.__name__}.from_batch_norm: of {type(source).__name__}")
         return cls.from_trained(bn, **options)[0]
 
     @classmethod

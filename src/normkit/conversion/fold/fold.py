@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_map_only
 
 from normkit.conversion.edits import count_hooks, refuse_unchangeable
 from normkit.conversion.fold.absorb import absorb, can_be_plain, fixed_map, plain_form, refusal
-from normkit.conversion.forward_probe import Probe, difference, leaves, probes, rounding
+from normkit.conversion.forward_probe import Probe, difference, leaves, not_finite, probes, rounding
+from normkit.conversion.sources import damaged
 from normkit.core.trained import FixedMap
 from normkit.errors import NormkitError, NothingToDo
 from normkit.inspection import Site, survey, undisturbed
@@ -102,6 +103,7 @@ class FoldPlan:
     folded: dict[str, Pair] = field(default_factory=dict)  # by the path of the norm
     left: dict[str, str] = field(default_factory=dict)  # likewise, the reason
     difference: float | None = None  # max |folded − model| / max |model|, once applied
+    compared: bool = True  # whether there were finite numbers to compare
 
     @property
     def seen(self) -> bool:
@@ -113,9 +115,17 @@ class FoldPlan:
         if not (self.folded or self.weights):
             reasons = "; ".join(f"{path}: {why}" for path, why in list(self.left.items())[:3])
             raise NothingToDo(f"fold found nothing to fold. {reasons or 'There are no norms.'}")
+        folded = [site for site in survey(self.model) if site.path in self.folded]
+        cautions = damaged(folded)
         if self.seen:
             self._check()
-        else:
+            if not self.compared:
+                path = not_finite(self.model)
+                why = "" if path is None else f": {path} is not finite"
+                cautions.append(f"The model gives no finite number to compare{why}.")
+        if cautions:
+            warnings.warn(f"fold: {' '.join(cautions)}", stacklevel=3)
+        if not self.seen:
             warnings.warn(
                 f"fold could not check the result: {self.probe.text}. What feeds what was guessed "
                 "from the order of registration. Try example=x with an input of the model.",
@@ -167,6 +177,7 @@ class FoldPlan:
             for each in (model, new):
                 torch.manual_seed(0)  # for models that draw numbers; undone by ``undisturbed``
                 outputs.append(leaves(probe.run(each)))
+        self.compared = not outputs[0] or any(bool(t.isfinite().any()) for t in outputs[0])
         allowed = max((rounding(t.dtype) for t in outputs[0]), default=0.0)
         return difference(*outputs), allowed
 
