@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -368,6 +369,67 @@ def test_a_list_of_images() -> None:
     plan.apply()
     assert plan.fit.images == 6
     assert isinstance(model.body[1], nk.GN)
+
+
+class BoxHead(Detector):
+    """A linear layer whose rows are boxes; an image may have none."""
+
+    def __init__(self, boxes: int) -> None:
+        super().__init__()
+        self.boxes, self.head = boxes, nn.Linear(8, 4)
+
+    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        maps = self.body(torch.stack(images))
+        return [{"boxes": self.head(maps.flatten(2).transpose(1, 2)[0, : self.boxes])}]
+
+
+@pytest.mark.parametrize("boxes", [0, 3])
+def test_layers_without_held_out_rows_keep_their_weights(boxes: int) -> None:
+    """It ended in "cannot reshape tensor of 0 elements"; and the outputs were not spoken of."""
+    torch.manual_seed(0)
+    model = BoxHead(boxes).eval()
+    before = model.head.weight.detach().clone()
+    images = [torch.randn(3, 9, 9) for _ in range(4)]
+    plan = nk.plan_conversion(model, "gn", groups=1, fit=nk.Fit(images, parameters="all"))
+    plan.apply()
+    assert torch.equal(model.head.weight, before)
+    assert "outputs were not measured: they have no row for each image" in str(plan.fit)
+
+
+def test_a_mapping_of_tensors_is_cut_as_well() -> None:
+    model = Named().eval()
+    sizes: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, __, kwargs: sizes.append(len(kwargs["image"])), with_kwargs=True
+    )
+    fit = nk.Fit({"image": torch.randn(40, 3, 9, 9)}, max_images=20, batch=8)
+    assert nk.plan_conversion(model, "gn", groups=1, fit=fit).fit.images == 20
+    assert max(sizes) == 8
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+
+    def forward(self, *, image: Tensor) -> Tensor:
+        y: Tensor = self.body(image)
+        return y
+
+
+def test_numbers_of_groups_of_which_none_divides() -> None:
+    """It converted nothing, without a word."""
+    with pytest.raises(nk.NormkitError, match=r"\[5, 7\] divides .* 32\. .* by 1, 2, 4, 8, 16, 32"):
+        nk.convert(copy.deepcopy(trained()), "gn", groups=[5, 7], fit=digits()[0][:8])
+
+
+def test_the_agreement_has_an_interval() -> None:
+    report = nk.plan_conversion(trained(), "gn", groups=1, fit=digits()[0][:40]).fit
+    low, high = report.agreement_interval
+    assert 0 <= low < report.agreement <= high <= 1
+    full = replace(report, agreement=1.0, held_out=13).agreement_interval
+    assert full == pytest.approx((0.7719, 1.0), abs=1e-3)  # 13 / (13 + 1.96²)
+    assert "8 held-out ones" in report.verdict
 
 
 def test_a_loader_and_one_tensor_give_the_same() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from normkit.errors import NothingToDo, OptionError
 from normkit.inspection.batches import (
@@ -45,7 +46,7 @@ class Fit:
     batch: int = 32
     """How many images one forward takes."""
     held_out: float = 0.2
-    """The share of the images that measures the fit and does not enter it."""
+    """The share of the images that measures the fit and chooses; the equations are of the rest."""
     rounds: int = 3
     """How often the fit is refined for what comes after the activation; 0 fits before it."""
     shrink: float = 0.0
@@ -153,9 +154,18 @@ def _first(batch: LoaderBatch, count: int, model: nn.Module) -> LoaderBatch:
     """The first samples of a batch, if it is of a kind that can be cut."""
     if batch.images is not None:
         return read_batch([list(batch.images[:count])], model)
-    if isinstance(batch.inputs, Tensor):
-        return LoaderBatch(batch.inputs[:count])
-    return batch
+    return _cut(batch, slice(0, count)) or batch
+
+
+def _cut(batch: LoaderBatch, rows: slice) -> LoaderBatch | None:
+    """Some samples of a batch of tensors; None if it has another form."""
+    inputs = batch.inputs
+    if isinstance(inputs, Tensor):
+        return LoaderBatch(inputs[rows])
+    held = list(tensors_in(inputs))
+    if isinstance(inputs, ModelCall) or any(t.shape[:1] != (batch.size,) for t in held):
+        return None
+    return LoaderBatch(tree_map_only(Tensor, lambda t: t[rows], inputs))
 
 
 def _joined(batches: list[LoaderBatch], fit: Fit, model: nn.Module) -> Iterator[LoaderBatch]:
@@ -167,7 +177,9 @@ def _joined(batches: list[LoaderBatch], fit: Fit, model: nn.Module) -> Iterator[
         if batch.images is not None:
             images += batch.images
         elif not isinstance(x, Tensor):
-            yield batch
+            starts = range(0, batch.size, fit.batch)
+            parts = [_cut(batch, slice(start, start + fit.batch)) for start in starts]
+            yield from [part for part in parts if part is not None] or [batch]
         else:
             if waiting and waiting[0].shape[1:] != x.shape[1:]:
                 yield from map(LoaderBatch, torch.cat(waiting).split(fit.batch))

@@ -55,12 +55,14 @@ class LinearSite:
         dims = 4 if isinstance(self.module, nn.Conv2d) else 2
         if any(x.dim() < dims or (dims == 4 and x.dim() != 4) for x in inputs):
             return
+        if not all(x.numel() for x in inputs):  # as of a detector that finds no boxes
+            return
         tables = _Tables(self.module, inputs, wanted)
         x, gap = tables.part(runs, held_out=False)
         change, moved = ridge_regression(x, gap, RIDGE, self.module.bias is not None)
         x, gap = tables.part(runs, held_out=True)
-        if not gap.numel():
-            x, gap = tables.part(runs, held_out=False)
+        if not gap.numel():  # rows that are not images, as boxes: nothing says whether it helps
+            return
         after = gap - torch.baddbmm(moved, x, change)
         if not float(after.square().sum()) < float(gap.square().sum()):
             return
@@ -164,5 +166,6 @@ class _Tables:
         x, t = rows(self.x).to(self.wide), rows(self.t).to(self.wide)
         if self.bias is not None:
             t = t - self.bias
-        x, t = x.transpose(0, 1), t.reshape(len(t), self.groups, -1).transpose(0, 1)
+        each = t.shape[1] // self.groups  # no -1: there may be no rows
+        x, t = x.transpose(0, 1), t.reshape(len(t), self.groups, each).transpose(0, 1)
         return x, t - x @ self.old.transpose(1, 2)

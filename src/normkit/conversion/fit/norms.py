@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,6 +50,14 @@ def fitted_norms(
         tries.append(replace_norms(model, sites, wanted))
     steps = _by_path([steps for _, steps in tries])
     edits = [edits for edits, _ in tries]
+    if not any(edits) and len(wishes) > 1:
+        channels = sorted({site.channels for site in sites if site.channels})
+        if channels and all(c % wish["groups"] for c in channels for wish in wishes):
+            raise OptionError(
+                f"None of groups={[wish['groups'] for wish in wishes]} divides the channels of any "
+                f"norm: {', '.join(map(str, channels))}. All of these are divided by "
+                f"{_divisors(math.gcd(*channels))}. Nothing was changed."
+            )
     if not any(edits):
         return [], [several[0] for several in steps.values()], [], None
     _refuse_tied(edits[0])
@@ -75,6 +84,10 @@ def fitted_norms(
         told = [replace(step, exact=False) for step in told]
     # weights are standardized last: until then they have their plain names
     return chosen, told, [SetTensors(parts, description), *result.standardizing], result
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
 
 
 def _choices(options: dict[str, Any]) -> list[dict[str, Any]]:
