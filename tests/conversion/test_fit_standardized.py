@@ -114,3 +114,11 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(NothingToDo, match="no convolution to standardize"):
         nk.plan_conversion(only_norm, "gn", groups=1, fit=nk.Fit(images(), standardize="ws"))
     assert not normalized_tensors(model[0])
+
+
+def test_a_trained_network_that_was_just_standardized_is_warned_of() -> None:
+    """It was told that its images are unlike those of the training, which they are not."""
+    model = network()
+    nk.standardize(model)
+    with pytest.warns(UserWarning, match="what standardizing made of it.*standardize=.ws"):
+        nk.convert(model, "gn", groups=1, fit=images())

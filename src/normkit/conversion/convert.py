@@ -59,8 +59,10 @@ def convert(
         model, to, where, example=example, optimizer=optimizer, fit=fit, distill=distill, **options
     )
     report = plan.fit
-    if report is not None and (note := unlike_note(report.unlike, report.unlike_first)):
-        warnings.warn(note, stacklevel=2)
+    if report is not None:
+        note = unlike_note(report.unlike, report.unlike_first, report.computed_weights)
+        if note:
+            warnings.warn(note, stacklevel=2)
     certificate = plan._apply(None, stacklevel=3)  # a warning is to point at the caller
     if certificate.probe.startswith(NO_INPUT):
         warnings.warn(

@@ -41,6 +41,7 @@ from normkit.inspection import Site, is_activation, undisturbed
 from normkit.inspection.batches import ModelCall, call_model, tensors_in
 from normkit.inspection.flow import ACTIVATIONS, record_flow
 from normkit.layers.measured import Refusal
+from normkit.layers.weight import normalized_tensors
 
 CARRIED = (
     "With scales and shifts as carried the outputs are nearer to the old ones, on the images that "
@@ -96,10 +97,11 @@ def fit_edits(
     training = model.training
     with undisturbed(model), _eval(news), full_precision(model):
         linear = linear_sites(model) if fit.everything else []
-        computed = {site.path for site in convolutions}
-        linear = [layer for layer in linear if layer.path not in computed]
+        changing = {site.path for site in convolutions}
+        linear = [layer for layer in linear if layer.path not in changing]
         linear = _look_around(model, places, linear, runs[0])
-        fitting = partial(_fitted, model, places, runs, fit, convolutions, training)
+        computed = any(normalized_tensors(module) for module in model.modules())
+        fitting = partial(_fitted, model, places, runs, fit, convolutions, training, computed)
         fresh = [place.snapshot() for place in places]
         outputs, report = fitting(linear=[])
         if linear:  # the norms alone may be better: both are tried, from the same start
@@ -121,7 +123,7 @@ def fit_edits(
             with standardized(convolutions):
                 anew = _carried_outputs(model, places, runs, held_out=False)
             outputs[len(runs) :] = anew or []
-            report = _report(places, runs, outputs, training)
+            report = _report(places, runs, outputs, training, computed)
             report = replace(report, notes=(*report.notes, CARRIED))
     first = runs[0].batch.inputs
     example = first[:2] if isinstance(first, Tensor) and len(first) > 1 else None
@@ -147,6 +149,7 @@ def _fitted(
     fit: Fit,
     convolutions: Sequence[StandardizedSite],
     training: bool,
+    computed: bool,
     linear: Sequence[LinearSite],
 ) -> tuple[list[Any], FitReport]:
     """One fit of the norms, and of the linear layers given: the outputs of both networks."""
@@ -156,7 +159,7 @@ def _fitted(
         raise _wrong_type(model, runs) or error from error
     if any(place.calls > 1 for place in places):  # once more, with what suits all its calls
         outputs = Lockstep(model, places, runs, fit, linear, True, convolutions).run()
-    return outputs, _report(places, runs, outputs, training)
+    return outputs, _report(places, runs, outputs, training, computed)
 
 
 def _restore(places: Sequence[Callable[[], None]]) -> None:
@@ -324,7 +327,11 @@ def _progress_note(before: FitReport, after: Distilled) -> str:
 
 
 def _report(
-    places: Sequence[FitSite], runs: Sequence[ImageRun], outputs: list[Any], training: bool
+    places: Sequence[FitSite],
+    runs: Sequence[ImageRun],
+    outputs: list[Any],
+    training: bool,
+    computed: bool,
 ) -> FitReport:
     images = sum(len(run.held_out) for run in runs)
     held_out = sum(int(run.held_out.sum()) for run in runs)
@@ -349,7 +356,7 @@ def _report(
     unlike = drifts[len(drifts) // 2] if drifts else None
     seen = [place for place in places if place.drift is not None]
     first = min(seen, key=lambda place: place.turn).drift if seen else None
-    notes += filter(None, [unlike_note(unlike, first)])
+    notes += filter(None, [unlike_note(unlike, first, computed)])
     if training:
         notes.append("The model is in train mode: it was fitted to what it gives in eval mode.")
     idle = [place.site.path for place in places if place.chosen is None]
@@ -371,5 +378,6 @@ def _report(
         else None,
         unlike=unlike,
         unlike_first=first,
+        computed_weights=computed,
         notes=tuple(notes),
     )

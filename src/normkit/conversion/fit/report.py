@@ -54,6 +54,8 @@ class FitReport:
     these images (the doctor's output error), in the median norm; None without such norms."""
     unlike_first: float | None = None
     """The same in the first norm, which sees another scale or mean of the images best."""
+    computed_weights: bool = False
+    """Whether weights of the old network are computed, as ``standardize`` makes them."""
     distilled: int | None = None
     """After how many steps of distilling it was best; None if there were none."""
     notes: tuple[str, ...] = ()
@@ -120,7 +122,7 @@ class FitReport:
         }
 
 
-def unlike_note(unlike: float | None, first: float | None) -> str:
+def unlike_note(unlike: float | None, first: float | None, computed_weights: bool = False) -> str:
     """A warning, if the images seem unlike those the network was trained on; else empty."""
     told = [
         f"{value:.2f} of the signal's power in the {which} norm (expected below {bound})"
@@ -129,6 +131,13 @@ def unlike_note(unlike: float | None, first: float | None) -> str:
     ]
     if not told:
         return ""
+    if computed_weights:
+        return (
+            f"The old running statistics are off by {' and '.join(told)}. Weights of the model are "
+            "standardized: if it was trained without, it is fitted to what standardizing "
+            'made of it. Convert the plain network with nk.Fit(images, standardize="ws") instead. '
+            "Else check scale, mean, channel order and kind of the images."
+        )
     return (
         "The images seem unlike those the network was trained on: the old running statistics "
         f"are off by {' and '.join(told)}. Check their scale, mean, channel order and kind; the "
