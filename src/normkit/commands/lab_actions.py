@@ -79,10 +79,13 @@ def export(options: argparse.Namespace) -> int:
     with Reader(path) as store:
         check_outputs([out], options.force or options.out is None)
         results = store.results(run.id for run in experiment.runs())
-    comparisons = compare(experiment, results) if options.format == "latex" else []
-    exports.write(experiment, results, comparisons, out, options.format, per=options.per)
+        failures = _failures(experiment, store)
+    comparisons = compare(experiment, results, failures) if options.format == "latex" else []
+    exports.write(
+        experiment, results, comparisons, out, options.format, per=options.per, failures=failures
+    )
     screen_of(options).print(f"Written: {out}", markup=False, soft_wrap=True)
-    write_json(options, exports.rows(experiment, results, options.per))
+    write_json(options, exports.rows(experiment, results, options.per, failures))
     return 0
 
 
@@ -290,18 +293,24 @@ def _facts(
     }
 
 
+def _failures(experiment: Experiment, store: Reader) -> dict[str, str]:
+    """Why each run that an error has ended gave no result, by its id."""
+    states = store.status(run.id for run in experiment.runs())
+    return {run: each.reason for run, each in states.items() if each.state == FAILED}
+
+
 def _show(experiment: Experiment, store: Reader, page: Path, options: argparse.Namespace) -> None:
     """Write the page and print the verdicts; on a machine without the packages, say so."""
     ids = [run.id for run in experiment.runs()]
     results = store.results(ids)
-    failures = {run: each.reason for run, each in store.status(ids).items() if each.state == FAILED}
+    failures = _failures(experiment, store)
     try:
-        comparisons = compare(experiment, results)
+        comparisons = compare(experiment, results, failures)
         # before anything is printed: whoever reads our output may stop listening
         write_report(experiment, results, comparisons, page, failures=failures)
         screen = screen_of(options)
         screen.print()
-        print_verdicts(experiment, results, comparisons, screen)
+        print_verdicts(experiment, results, comparisons, screen, failures)
     except MissingExtra as error:
         print(f"{len(results)} results are in {store.path}. {error}", file=sys.stderr)
         write_json(options, _facts(experiment, store, ()))

@@ -13,6 +13,7 @@ from typing import Any
 from normkit.errors import OptionError
 
 DONE, DIVERGED, COLLAPSED = "done", "diverged", "collapsed"
+FAILED = "failed"  # an error ended the run: there is no result, and none is waited for
 # how near to guessing is at chance level: standard errors, and the way from guessing to perfect
 CHANCE_ERRORS, CHANCE_SHARE = 3, 0.1
 
@@ -214,11 +215,26 @@ class Comparison:
     alpha: float = 0.05  # the chance of error that is granted to the interval
     collapsed: int = 0
     baseline_collapsed: int = 0
+    failed: int = 0  # ended by an error, without a result
+    baseline_failed: int = 0
 
     @property
     def lost(self) -> int:
-        return self.diverged + self.collapsed
+        return self.diverged + self.collapsed + self.failed
+
+    @property
+    def losses(self) -> tuple[tuple[str, int], ...]:
+        """How many seeds were lost in each way."""
+        return (DIVERGED, self.diverged), (COLLAPSED, self.collapsed), (FAILED, self.failed)
+
+    @property
+    def baseline_losses(self) -> tuple[tuple[str, int], ...]:
+        return (
+            (DIVERGED, self.baseline_diverged),
+            (COLLAPSED, self.baseline_collapsed),
+            (FAILED, self.baseline_failed),
+        )
 
     @property
     def baseline_lost(self) -> int:
-        return self.baseline_diverged + self.baseline_collapsed
+        return self.baseline_diverged + self.baseline_collapsed + self.baseline_failed

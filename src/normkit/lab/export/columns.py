@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from normkit.lab.experiment import Experiment, Setting, Variant
 from normkit.lab.report.tables import flattened
-from normkit.lab.results import DIVERGED, Comparison, Epoch, Result
+from normkit.lab.results import DIVERGED, FAILED, Comparison, Epoch, Result
 
 TEXT, INTEGER, NUMBER, FLAG = "text", "integer", "number", "flag"
 INTEGERS, NUMBERS = "integers", "numbers"  # lists
@@ -38,14 +38,18 @@ class RunRecord:
     run: str
     result: Result | None
     epoch: Epoch | None = None
+    failed: bool = False  # ended by an error, without a result
 
 
 def result_columns(
-    experiment: Experiment, results: Mapping[str, Result], per: str = "run"
+    experiment: Experiment,
+    results: Mapping[str, Result],
+    per: str = "run",
+    failures: Collection[str] = (),
 ) -> list[Column]:
     """A row for each run, finished or not; or for each epoch of the finished ones."""
     rows = [
-        RunRecord(variant, run.seed, run.id, results.get(run.id))
+        RunRecord(variant, run.seed, run.id, results.get(run.id), failed=run.id in failures)
         for variant in experiment.variants
         for run in variant.runs(experiment.seeds)
     ]
@@ -136,12 +140,14 @@ def _identity(experiment: Experiment, rows: Sequence[RunRecord]) -> list[Column]
         *(fitting(axis, [dict(row.variant.cell).get(axis) for row in rows]) for axis in axes),
         Column("seed", INTEGER, [row.seed for row in rows]),
         Column("run", TEXT, [row.run for row in rows]),
-        Column("status", TEXT, [_outcome(experiment, r.result) for r in rows]),
+        Column("status", TEXT, [_outcome(experiment, r) for r in rows]),
     ]
 
 
-def _outcome(experiment: Experiment, result: Result | None) -> str:
-    return NOT_RUN if result is None else result.outcome(experiment.metric)
+def _outcome(experiment: Experiment, row: RunRecord) -> str:
+    if row.result is None:
+        return FAILED if row.failed else NOT_RUN
+    return row.result.outcome(experiment.metric)
 
 
 def _run_columns(experiment: Experiment, rows: Sequence[RunRecord]) -> list[Column]:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,13 @@ def write(
     format: str | None = None,
     *,
     per: str = "run",
+    failures: Collection[str] = (),
 ) -> Path:
     """Write results to a file that is complete or not there.
 
     Without a format the name of the file says it. ``per`` is "run", "epoch" or "comparison", for
     CSV and Parquet; ``comparisons`` are for LaTeX and for the last of these, and made if there are
-    none.
+    none. ``failures`` are the ids of runs that an error has ended.
     """
     format = format or _format_of(Path(path))
     if format not in FORMATS:
@@ -48,18 +49,21 @@ def write(
     if format == "latex":
         if per != "run":
             raise OptionError(f"A LaTeX table cannot be per {per!r}. Try csv or parquet.")
-        return write_text(path, latex(experiment, results, comparisons))
-    columns = _columns(experiment, results, comparisons, per)
+        return write_text(path, latex(experiment, results, comparisons, failures=failures))
+    columns = _columns(experiment, results, comparisons, per, failures)
     if format == "csv":
         return write_text(path, csv_text(columns))
     return atomic_write(path, lambda temporary: save_parquet(experiment, columns, temporary))
 
 
 def rows(
-    experiment: Experiment, results: Mapping[str, Result], per: str = "run"
+    experiment: Experiment,
+    results: Mapping[str, Result],
+    per: str = "run",
+    failures: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """The same as records, a dictionary a row."""
-    columns = _columns(experiment, results, (), per)
+    columns = _columns(experiment, results, (), per, failures)
     values = zip(*(column.values for column in columns), strict=True)
     return [{c.name: v for c, v in zip(columns, row, strict=True)} for row in values]
 
@@ -69,10 +73,12 @@ def _columns(
     results: Mapping[str, Result],
     comparisons: Sequence[Comparison],
     per: str,
+    failures: Collection[str],
 ) -> list[Column]:
     if per == "comparison":
-        return comparison_columns(experiment, comparisons or compare(experiment, results))
-    return result_columns(experiment, results, per)
+        found = comparisons or compare(experiment, results, failures)
+        return comparison_columns(experiment, found)
+    return result_columns(experiment, results, per, failures)
 
 
 def _format_of(path: Path) -> str:

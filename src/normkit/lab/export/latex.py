@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from normkit import __version__
 from normkit.core.messages import counted
@@ -22,6 +22,7 @@ def latex(
     *,
     columns: str | None = None,
     corrected: bool = True,
+    failures: Collection[str] = (),
 ) -> str:
     """A table for booktabs, with a row for each variant and a column for each value of an axis.
 
@@ -29,7 +30,7 @@ def latex(
     those that lost no seed. Without ``corrected`` the test is that of revisiting BN, which is
     not corrected for the number of comparisons.
     """
-    board = Scoreboard(experiment, results)
+    board = Scoreboard(experiment, results, failures)
     table = arrange(experiment.cells(), columns)
     better = {
         (c.variant, c.cell)
@@ -76,7 +77,7 @@ def _caption(board: Scoreboard, corrected: bool) -> str:
         f"$t$-test, $p \\le {LEVEL}${rule}). Underlined: best of its column."
     )
     if board.counts["lost"]:
-        words = " or ".join(w for w in ("diverged", "collapsed") if board.counts[w])
+        words = " or ".join(w for w in ("diverged", "collapsed", "failed") if board.counts[w])
         caption += rf" $^\dagger$: so many seeds {words}; the mean is over the others."
     return caption
 
@@ -127,7 +128,7 @@ def _best(board: Scoreboard, cell: Cell) -> str | None:
 def _entry(scores: Scores, metric: Metric, *, bold: bool, best: str | None) -> str:
     lost = len(scores.lost)
     if scores.mean is None:
-        return ("diverged" if scores.diverged else "collapsed") if lost else "--"
+        return next((word for word, seeds in scores.losses if seeds), "--")
     text = metric.spread(scores.mean, scores.std).replace("±", r"\pm").replace("−", "-")
     math = f"$\\mathbf{{{text}}}$" if bold else f"${text}$"
     if best is not None and not lost and metric.plain(scores.mean) == best:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normkit.core.messages import counted
@@ -10,7 +10,7 @@ from normkit.lab.experiment import Cell
 from normkit.lab.report.scores import VERDICTS, Scoreboard, Scores, ranked, verdict_of
 from normkit.lab.report.tables import environments
 from normkit.lab.report.words import at
-from normkit.lab.results import COLLAPSED, DIVERGED, Comparison
+from normkit.lab.results import COLLAPSED, DIVERGED, FAILED, Comparison
 from normkit.lab.statistics import ALPHA, UNSTABLE, reached_look
 from normkit.reporting.text import is_finite, listed, rough
 
@@ -67,7 +67,7 @@ def _tallies(comparisons: Sequence[Comparison]) -> tuple[VerdictCounts, ...]:
     """Those that are better in most cells come first."""
     there = {verdict_of(c) for c in comparisons}
     there.add(VERDICTS[0])  # that nothing is better has to be said
-    columns = [verdict for verdict in (*VERDICTS, DIVERGED, COLLAPSED) if verdict in there]
+    columns = [verdict for verdict in (*VERDICTS, DIVERGED, COLLAPSED, FAILED) if verdict in there]
     tallies = []
     for name in dict.fromkeys(c.variant for c in comparisons):
         verdicts = [verdict_of(c) for c in comparisons if c.variant == name]
@@ -84,6 +84,8 @@ def _tallies(comparisons: Sequence[Comparison]) -> tuple[VerdictCounts, ...]:
 def _lead(board: Scoreboard, comparisons: Sequence[Comparison]) -> tuple[str, str]:
     """The sentence with which a page begins, and the verdict that gives the page its colour."""
     base = board.experiment.baseline
+    if not board.counts["finished"] and board.counts["failed"]:
+        return "No run has a result, and some failed: there is no answer yet.", "not shown"
     if not board.counts["finished"]:
         return "Nothing has been run yet, so there is no answer yet.", "not shown"
     if not comparisons:
@@ -93,7 +95,8 @@ def _lead(board: Scoreboard, comparisons: Sequence[Comparison]) -> tuple[str, st
         lost = {c.variant for c in comparisons if c.lost}
         stable = dict.fromkeys(c.variant for c in comparisons if c.variant not in lost)
         without = f" Without a loss: {listed(stable)}." if stable else ""
-        word = DIVERGED if any(c.baseline_diverged for c in comparisons) else COLLAPSED
+        words = {word for c in comparisons for word, count in c.baseline_losses if count}
+        word = next(word for word in (DIVERGED, COLLAPSED, FAILED) if word in words)
         return f"{base} {word}, and nothing can be compared with it.{without}", word
     steady = [c for c in comparisons if c.verdict != UNSTABLE]
     if len(steady) < len(comparisons) and len(comparisons) > 1:
@@ -135,14 +138,11 @@ def _stability(board: Scoreboard) -> str:
     lost = {}
     for name in board.names():
         own = [scores for scores in board if scores.variant.name == name]
-        ended = sum(len(scores.results) for scores in own)
+        ended = sum(scores.tried for scores in own)
         words = [
             f"{count} of {counted(ended, 'seed' if len(board.cells) == 1 else 'run')} {word}"
-            for word, count in (
-                (DIVERGED, sum(len(scores.diverged) for scores in own)),
-                (COLLAPSED, sum(len(scores.collapsed) for scores in own)),
-            )
-            if count
+            for word in (DIVERGED, COLLAPSED, FAILED)
+            if (count := sum(len(dict(scores.losses)[word]) for scores in own))
         ]
         if words:
             lost[name] = f"{name} ({', '.join(words)})"
@@ -183,13 +183,13 @@ def _numbers(c: Comparison, board: Scoreboard) -> str:
             text += f"; about {counted(rough(c.more_seeds), 'more seed')} would decide"
     losses = [
         f"it {word} at {_share(count, c.variant, c.cell, board)}"
-        for word, count in ((DIVERGED, c.diverged), (COLLAPSED, c.collapsed))
+        for word, count in c.losses
         if count
     ]
     if not c.pairs or not losses:  # else the baseline's would stand in every line
         losses += [
             f"{c.baseline} {word} at {_share(count, c.baseline, c.cell, board)}"
-            for word, count in ((DIVERGED, c.baseline_diverged), (COLLAPSED, c.baseline_collapsed))
+            for word, count in c.baseline_losses
             if count
         ]
     if c.verdict == UNSTABLE and c.pairs:
@@ -201,20 +201,15 @@ def _share(diverged: int, name: str, cell: Cell, board: Scoreboard) -> str:
     scores = board.get(name, cell)
     if scores is None:
         return counted(diverged, "seed")
-    return f"{diverged} of {counted(len(scores.results), 'seed')}"
+    return f"{diverged} of {counted(scores.tried, 'seed')}"
 
 
-def cautions(board: Scoreboard, failures: Mapping[str, str] | None = None) -> list[str]:
-    """What a reader has to know before believing the numbers, in sentences.
-
-    None where nothing has been run. ``failures`` says, by run id, why one failed.
-    """
+def cautions(board: Scoreboard) -> list[str]:
+    """What a reader has to know before believing the numbers; none where nothing has been run."""
     experiment, counts = board.experiment, board.counts
     sentences = []
     if counts["missing"] and counts["finished"]:
-        # a later try may have left a result
-        missing = {scores.runs[seed].id for scores in board for seed in scores.missing}
-        failed = len(missing & (failures or {}).keys())
+        failed = counts["failed"]
         state = "failed" if failed == counts["missing"] else "are not finished"
         why = f", {failed:,} of them failed" if 0 < failed < counts["missing"] else ""
         sentences.append(
@@ -272,7 +267,9 @@ def _rules(board: Scoreboard) -> list[str]:
             "were lost is not part of them."
         )
     if experiment.looks:
-        reached = reached_look(experiment, {r.run: r for r in board.all_results()})
+        reached = reached_look(
+            experiment, {r.run: r for r in board.all_results()}, board.failures()
+        )
         further = [look for look in experiment.looks if look > reached]
         now = f"These are the verdicts after {reached} seeds"
         if not reached:

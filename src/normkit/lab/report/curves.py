@@ -112,7 +112,7 @@ def learning_curves(board: Scoreboard) -> Figure:
         for each in shown
     )
     about = "Mean over the seeds that finished; the band is one standard deviation over seeds."
-    if board.counts["lost"]:
+    if board.counts["diverged"] or board.counts["collapsed"]:
         words = " or ".join(word for word in ("diverged", "collapsed") if board.counts[word])
         about += f" Thin lines that end in a cross are runs that {words}, at most three a variant."
     if any("range" in panel.layout["yaxis"] for view in views for panel in view.panels):
@@ -184,7 +184,7 @@ def _curve_marks(
     scores: Scores, style: VariantStyle, of: EpochValue, most: int, *, timed: bool = False
 ) -> list[Mark]:
     """The mean with its band, and each run that diverged or collapsed."""
-    lost = [scores.results[seed] for seed in scores.lost[:LOST_SHOWN]]
+    lost = [scores.results[seed] for seed in scores.ended[:LOST_SHOWN]]
     curves = [("line", scores.done), *(("ended", [each]) for each in lost)]
     marks = []
     for kind, results in curves:

@@ -32,6 +32,7 @@ TONES = {
     "unstable": "serious",
     "diverged": "serious",
     "collapsed": "serious",
+    "failed": "serious",
 }
 
 
@@ -59,7 +60,7 @@ def page(
     failures: Mapping[str, str] | None = None,
 ) -> str:
     """The whole page as text."""
-    board = Scoreboard(experiment, results)
+    board = Scoreboard(experiment, results, failures or ())
     figures = _figures(board, comparisons)
     scripts = [(TEMPLATES / "charts.js").read_text(encoding="utf-8")]
     if figures:
@@ -96,7 +97,7 @@ def _texts_and_tables(
         "counts": board.counts,
         "seconds": sum(result.seconds for result in board.all_results()),
         "answer": answer(board, comparisons),
-        "cautions": cautions(board, failures),
+        "cautions": cautions(board),
         "styles": list(board.styles.values()),
         "tones": TONES,
         "axes": verdicts.axis_heads(board),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from normkit.errors import UnknownName, nearest
 from normkit.lab.experiment import Cell, Experiment, Run, Variant
 from normkit.lab.report.figures import VariantStyle, variant_styles
 from normkit.lab.report.words import Metric, axis_words, value_words
-from normkit.lab.results import COLLAPSED, DIVERGED, DONE, Comparison, Result
+from normkit.lab.results import COLLAPSED, DIVERGED, DONE, FAILED, Comparison, Result
 from normkit.reporting.text import is_finite
 
 VERDICTS = ("better", "worse", "equivalent", "not shown", "unstable")  # as a reader wants them
@@ -28,6 +28,7 @@ class Scores:
     metric: str
     runs: Mapping[int, Run]  # by seed, all that were asked for
     results: Mapping[int, Result]  # by seed, those that there are
+    failed: Sequence[int] = ()  # seeds whose run an error has ended
 
     @cached_property
     def by_seed(self) -> dict[int, float]:
@@ -53,8 +54,23 @@ class Scores:
         return [seed for seed in self.results if self._is(seed, COLLAPSED)]
 
     @property
-    def lost(self) -> list[int]:
+    def ended(self) -> list[int]:
+        """Seeds whose result is that they diverged or collapsed."""
         return [seed for seed in self.results if not self._is(seed)]
+
+    @property
+    def lost(self) -> list[int]:
+        """Seeds that gave no score and will not."""
+        return [*self.ended, *self.failed]
+
+    @property
+    def losses(self) -> tuple[tuple[str, Sequence[int]], ...]:
+        return (DIVERGED, self.diverged), (COLLAPSED, self.collapsed), (FAILED, self.failed)
+
+    @property
+    def tried(self) -> int:
+        """How many seeds came to an end, good or bad."""
+        return len(self.results) + len(self.failed)
 
     @cached_property
     def missing(self) -> list[int]:
@@ -76,7 +92,12 @@ class Scores:
 class Scoreboard:
     """The scores of all variants in all cells, and how variants and scores are shown."""
 
-    def __init__(self, experiment: Experiment, results: Mapping[str, Result]) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        results: Mapping[str, Result],
+        failures: Collection[str] = (),
+    ) -> None:
         self.experiment = experiment
         self.metric = Metric(experiment.metric, experiment.metrics[experiment.metric])
         self.cells = experiment.cells()
@@ -85,8 +106,9 @@ class Scoreboard:
         for variant in experiment.variants:
             runs = {run.seed: run for run in variant.runs(experiment.seeds)}
             there = {seed: results[run.id] for seed, run in runs.items() if run.id in results}
+            failed = [s for s, run in runs.items() if s not in there and run.id in failures]
             self._scores[variant.name, variant.cell] = Scores(
-                variant, experiment.metric, runs, there
+                variant, experiment.metric, runs, there, failed
             )
 
     def __iter__(self) -> Iterator[Scores]:
@@ -128,20 +150,31 @@ class Scoreboard:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Of distinct runs: how many were asked for, are there, were lost, are missing."""
+        """Of distinct runs: how many were asked for, are there, were lost, are missing.
+
+        A run that failed is lost, and missing as well.
+        """
         states: dict[str, str] = {}
         for scores in self:
             for seed, run in scores.runs.items():
-                states[run.id] = scores.outcomes.get(seed, "missing")
+                states[run.id] = scores.outcomes.get(
+                    seed, FAILED if seed in scores.failed else "missing"
+                )
         count = list(states.values()).count
+        missing = count("missing") + count(FAILED)
         return {
             "all": len(states),
-            "finished": len(states) - count("missing"),
+            "finished": len(states) - missing,
             "diverged": count(DIVERGED),
             "collapsed": count(COLLAPSED),
-            "lost": count(DIVERGED) + count(COLLAPSED),
-            "missing": count("missing"),
+            "failed": count(FAILED),
+            "lost": count(DIVERGED) + count(COLLAPSED) + count(FAILED),
+            "missing": missing,
         }
+
+    def failures(self) -> set[str]:
+        """The ids of runs that failed and have no result of a later try."""
+        return {scores.runs[seed].id for scores in self for seed in scores.failed}
 
     def all_results(self) -> list[Result]:
         """Every result once, although two variants may share a run."""
@@ -176,7 +209,7 @@ def ranked(comparisons: Sequence[Comparison]) -> list[Comparison]:
 def verdict_of(c: Comparison) -> str:
     """The verdict, or that there is none because no seed was left to compare."""
     if c.lost and not c.pairs:
-        return DIVERGED if c.diverged else COLLAPSED
+        return next(word for word, count in c.losses if count)
     return c.verdict
 
 

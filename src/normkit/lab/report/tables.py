@@ -13,11 +13,11 @@ from normkit.lab.experiment import Experiment, Published, Setting
 from normkit.lab.report.figures import VariantStyle
 from normkit.lab.report.scores import GridValues, Scoreboard, Scores, average, axes_of, verdict_of
 from normkit.lab.report.words import at, value_words
-from normkit.lab.results import Comparison, Result
+from normkit.lab.results import FAILED, Comparison, Result
 from normkit.reporting.text import NONE, duration, is_finite, listed, memory, three_digits
 
 NOT_REACHED = "not reached"  # by half of the runs
-NOT_RUN, FAILED = "not run", "failed"
+NOT_RUN = "not run"
 # ways of computing, which may change from run to run on one and the same machine
 WAYS = {"recorded": "CUDA graph", "side by side": "runs at once on the device"}
 
@@ -246,7 +246,7 @@ def lost_runs(board: Scoreboard) -> list[str]:
     """What diverged or collapsed, and what is known of it."""
     sentences = []
     for scores in board:
-        for seed in scores.lost:
+        for seed in scores.ended:
             result = scores.results[seed]
             why = result.note or result.collapse() or "the score is not finite"
             name = scores.variant.name + at(scores.variant.cell)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from normkit.core.messages import counted
@@ -27,6 +27,7 @@ STYLES = {
     "unstable": "bold red",
     "diverged": "bold red",
     "collapsed": "bold red",
+    "failed": "bold red",
     "baseline": "dim",
 }
 WHAT = "The table of verdicts"
@@ -38,12 +39,13 @@ def print_verdicts(
     results: Mapping[str, Result],
     comparisons: Sequence[Comparison],
     console: Console | None = None,
+    failures: Collection[str] = (),
 ) -> None:
     """The answer, the table and what to beware of, on a terminal or any rich console."""
     text = require("rich.text", "cli", WHAT).Text
     if console is None:
         console = require("rich.console", "cli", WHAT).Console(highlight=False)
-    board = Scoreboard(experiment, results)
+    board = Scoreboard(experiment, results, failures)
     console.print(text(answer(board, comparisons).lead, style="bold"))
     if board.counts["finished"]:
         wide = console.width >= WIDE
@@ -87,8 +89,8 @@ def verdict_table(
         verdict = text(row.verdict, style=STYLES.get(row.verdict, ""))
         notes = [row.more] if row.more else []
         lost = len(row.scores.lost)
-        for word in ("diverged", "collapsed"):
-            if count := len(getattr(row.scores, word)):
+        for word, seeds in row.scores.losses:
+            if count := len(seeds):
                 notes.append(counted(count, "seed") if row.verdict == word else f"{count} {word}")
         if notes:
             verdict.append(f" ({', '.join(notes)})", style="red" if lost else "dim")

@@ -27,7 +27,7 @@ BASELINE = "baseline"
 NAMED = 12  # seeds whose differences a picture says one by one
 DOTS = 3000  # of all pictures of a table; with more of them, only the chart below has dots
 SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "not shown": "?", "unstable": "!"}
-SYMBOLS |= {"diverged": "✕", "collapsed": "✕"}
+SYMBOLS |= {"diverged": "✕", "collapsed": "✕", "failed": "✕"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class VerdictRow:
             return ""
         if not c.pairs:
             if c.baseline_lost:
-                return f"{c.baseline} {'diverged' if c.baseline_diverged else 'collapsed'}"
+                word = next(word for word, count in c.baseline_losses if count)
+                return f"{c.baseline} {word}"
             return "" if c.lost else "no seed finished by both"
         if c.pairs == 1:
             return "needs 2 seeds"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from normkit.errors import OptionError
 from normkit.lab.experiment import Experiment, Variant
-from normkit.lab.results import COLLAPSED, DONE, METRICS, Comparison, Result
+from normkit.lab.results import COLLAPSED, DONE, FAILED, METRICS, Comparison, Result
 from normkit.lab.statistics.family import NOT_SHOWN, Decision, decide
 from normkit.lab.statistics.paired import effect, more_seeds, sign_flip
 
@@ -20,14 +20,15 @@ class LostRuns:
 
     diverged: int = 0
     collapsed: int = 0
+    failed: int = 0
 
     @classmethod
     def of(cls, outcomes: Sequence[str]) -> LostRuns:
-        collapsed = outcomes.count(COLLAPSED)
-        return cls(len(outcomes) - outcomes.count(DONE) - collapsed, collapsed)
+        collapsed, failed = outcomes.count(COLLAPSED), outcomes.count(FAILED)
+        return cls(len(outcomes) - outcomes.count(DONE) - collapsed - failed, collapsed, failed)
 
     def __bool__(self) -> bool:
-        return bool(self.diverged or self.collapsed)
+        return bool(self.diverged or self.collapsed or self.failed)
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,15 @@ class Pairs:
     baseline_losses: LostRuns
 
 
-def compare(experiment: Experiment, results: Mapping[str, Result]) -> list[Comparison]:
+def compare(
+    experiment: Experiment, results: Mapping[str, Result], failures: Collection[str] = ()
+) -> list[Comparison]:
     """Every variant against the baseline in every cell, by the results there are (id -> Result).
 
-    Runs that diverged or collapsed are counted first. Where either side has lost one, the verdict
-    is "unstable" (unless ``losses`` of the experiment lets survivors decide), and the numbers are
-    those of the seeds that survived on both sides. All others
+    ``failures`` are the ids of runs that an error has ended: lost, where one that has not been run
+    is only not there yet. Runs that diverged, collapsed or failed are counted first. Where either
+    side has lost one, the verdict is "unstable" (unless ``losses`` of the experiment lets survivors
+    decide), and the numbers are those of the seeds that survived on both sides. All others
     are decided together (see ``family``): 5 %, two-sided, for the experiment as a whole, with
     Holm's correction for all comparisons that it asks for, finished or not.
 
@@ -58,10 +62,10 @@ def compare(experiment: Experiment, results: Mapping[str, Result]) -> list[Compa
     the interval, the effect, the spread, and without any pair the means too.
     """
     if experiment.looks:
-        seeds = experiment.seeds[: reached_look(experiment, results)]
+        seeds = experiment.seeds[: reached_look(experiment, results, failures)]
         experiment = replace(experiment, seeds=seeds)
     compared = [
-        _pairs(experiment, variant, results)
+        _pairs(experiment, variant, results, failures)
         for variant in experiment.variants
         if variant.name != experiment.baseline
     ]
@@ -81,19 +85,26 @@ def compare(experiment: Experiment, results: Mapping[str, Result]) -> list[Compa
     ]
 
 
-def reached_look(experiment: Experiment, results: Mapping[str, Result]) -> int:
+def reached_look(
+    experiment: Experiment, results: Mapping[str, Result], failures: Collection[str] = ()
+) -> int:
     """After how many seeds the last planned look is for which every run is there; 0: none yet."""
     reached = 0
     for look in experiment.looks:
         first = experiment.seeds[:look]
         runs = (run.id for variant in experiment.variants for run in variant.runs(first))
-        if len(first) < look or any(run not in results for run in runs):
+        if len(first) < look or any(run not in results and run not in failures for run in runs):
             break
         reached = look
     return reached
 
 
-def _pairs(experiment: Experiment, variant: Variant, results: Mapping[str, Result]) -> Pairs:
+def _pairs(
+    experiment: Experiment,
+    variant: Variant,
+    results: Mapping[str, Result],
+    failures: Collection[str],
+) -> Pairs:
     """The results that belong together: of the same cell and seed."""
     try:
         baseline = experiment.variant(experiment.baseline, variant.cell)
@@ -106,9 +117,11 @@ def _pairs(experiment: Experiment, variant: Variant, results: Mapping[str, Resul
 
     outcomes: tuple[list[str], list[str]] = ([], [])
 
-    def score_of(result: Result | None, seen: list[str]) -> float | None:
+    def score_of(run: str, seen: list[str]) -> float | None:
         """None for a run that is not finished, or that was lost."""
+        result = results.get(run)
         if result is None:
+            seen += [FAILED] * (run in failures)
             return None
         seen.append(result.outcome(experiment.metric))
         return result.score(experiment.metric) if seen[-1] == DONE else None
@@ -118,8 +131,8 @@ def _pairs(experiment: Experiment, variant: Variant, results: Mapping[str, Resul
         variant.runs(experiment.seeds), baseline.runs(experiment.seeds), strict=True
     ):
         result = results.get(run.id)
-        score = score_of(result, outcomes[0])
-        target = score_of(results.get(base.id), outcomes[1])
+        score = score_of(run.id, outcomes[0])
+        target = score_of(base.id, outcomes[1])
         if result is not None and score is not None and target is not None:
             ours.append(result)
             scores.append(score)
@@ -166,6 +179,8 @@ def _comparison(experiment: Experiment, pairs: Pairs, decision: Decision) -> Com
         collapsed=pairs.losses.collapsed,
         baseline_diverged=pairs.baseline_losses.diverged,
         baseline_collapsed=pairs.baseline_losses.collapsed,
+        failed=pairs.losses.failed,
+        baseline_failed=pairs.baseline_losses.failed,
         epochs_to_baseline=reached[0] if reached else None,
         seconds_to_baseline=reached[1] if reached else None,
     )
