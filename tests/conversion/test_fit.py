@@ -432,6 +432,30 @@ def test_the_agreement_has_an_interval() -> None:
     assert "8 held-out ones" in report.verdict
 
 
+def test_a_plan_for_weights_that_have_changed_is_refused() -> None:
+    """Changed norms were refused, changed convolutions overwritten."""
+    model = copy.deepcopy(trained())
+    plan = nk.plan_conversion(model, "gn", groups=8, fit=nk.Fit(digits()[0][:48], parameters="all"))
+    with torch.no_grad():
+        model[2].conv2.weight.add_(1)
+    with pytest.raises(nk.NormkitError, match=r"2\.conv2\.weight have changed"):
+        plan.apply()
+    with torch.no_grad():
+        model[2].conv2.weight.copy_(trained()[2].conv2.weight)
+    plan.apply()
+    plan.undo()
+    plan.apply()
+
+
+def test_a_model_with_nan_is_told_so() -> None:
+    """It was said of the images' scale."""
+    model = copy.deepcopy(trained())
+    with torch.no_grad():
+        model[0].conv1.weight[0] = torch.nan
+    with pytest.raises(nk.NormkitError, match=r"0\.conv1\.weight of the model is not finite"):
+        nk.convert(model, "gn", groups=8, fit=digits()[0][:8])
+
+
 def test_a_loader_and_one_tensor_give_the_same() -> None:
     x, y = digits()
     loader = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 64, 8)]

@@ -280,8 +280,15 @@ def _place(model: nn.Module, path: str) -> tuple[nn.Module, str]:
 class SetTensor(Edit):
     """Give a parameter or buffer, named by its path, other values: a number or a tensor."""
 
-    def __init__(self, path: str, value: Tensor | float, description: str = "") -> None:
-        self.path, self.value = path, value
+    def __init__(
+        self,
+        path: str,
+        value: Tensor | float,
+        description: str = "",
+        planned_for: Tensor | None = None,
+    ) -> None:
+        """``planned_for`` are the values that it must have until then; None: any."""
+        self.path, self.value, self.planned_for = path, value, planned_for
         self.description = description or f"{path} gets new values"
         self._before: Tensor | None = None
 
@@ -291,6 +298,13 @@ class SetTensor(Edit):
             raise OptionError(
                 f"{self.path} has shape {tuple(tensor.shape)}, the values for it "
                 f"{tuple(self.value.shape)}."
+            )
+        if self.planned_for is not None and not same(
+            self.planned_for, tensor.detach().to(self.planned_for.device)
+        ):
+            raise OptionError(
+                f"The values of {self.path} have changed since the plan was made, as by training. "
+                "Plan again."
             )
 
     def values_for(self, tensor: Tensor) -> Tensor:

@@ -215,6 +215,8 @@ class Lockstep:
         count = len(self.runs)
         olds, inputs = parts[:count], parts[count:]
         if call == 0 and place.drift is None:
+            if not all(bool(torch.isfinite(x).all()) for x, _ in olds):
+                self._refuse_own_numbers()
             place.drift = _drift(place.site, [x for x, _ in olds])
             place.turn = len(self.counts)  # it grows with every norm that is met
         targets = [t for _, t in olds]
@@ -230,6 +232,15 @@ class Lockstep:
         if carried is None:
             carried = [self._carried(place, chosen, x) for x in inputs]
         return [None] * count + [_mapped(u, chosen.scale, chosen.shift) for u in carried]
+
+    def _refuse_own_numbers(self) -> None:
+        """The images are finite: if a tensor of the model is not, it is to blame."""
+        for name, tensor in tensors(self.model).items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise OptionError(
+                    f"{name} of the model is not finite (NaN or infinity), so nothing can be "
+                    f"fitted to what the model gives. {UNTOUCHED}"
+                )
 
     def _carried(self, place: FitSite, candidate: Candidate, x: Tensor) -> Tensor:
         try:

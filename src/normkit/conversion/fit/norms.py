@@ -70,7 +70,11 @@ def fitted_norms(
         if place.chosen is not None
         for name, value in place.chosen.values().items()
     } | result.distilled
-    parts = [SetTensor(path, value) for path, value in values.items()]
+    old = {name: p for name, p in model.named_parameters() if name.rpartition(".")[0] not in fitted}
+    parts = [
+        SetTensor(path, value, planned_for=old[path].detach().clone() if path in old else None)
+        for path, value in values.items()
+    ]
     chosen = [(place.chosen or place.candidates[0]).edit for place in fitted.values()]
     report = result.report
     count = sum(1 for place in fitted.values() if place.chosen is not None)
