@@ -19,6 +19,15 @@ ENTRIES: dict[str, type[Any]] = {
 }
 """Every normalizer by its name in the papers, in the order of layers/__init__.py."""
 
+_OF_CONVERSIONS = 'It is torch\'s, and made by a conversion: normkit.convert(model, "sync_bn").'
+ELSEWHERE = {
+    "syncbn": _OF_CONVERSIONS,
+    "syncbatchnorm": _OF_CONVERSIONS,
+    "spectralnorm": "It normalizes weights, and normkit has none of its kind: try "
+    "torch.nn.utils.parametrizations.spectral_norm.",
+}
+"""Where to find what people ask for by name and the catalog does not have."""
+
 
 def names(kind: str | None = None) -> list[str]:
     """The names of all normalizers; of one kind, "activation" or "weight", if asked for."""
@@ -49,7 +58,11 @@ def suggestion(name: Any, known: Iterable[str]) -> str:
     "Did you mean 'gn'?"
     """
     known = list(known)
-    one = meant(name, known)
+    word = spoken_form(name)
+    # timm's BatchNormAct2d has an activation, which a name alone would drop
+    one = meant(name, known) or meant(re.sub(r"act([123]d)?$", "", word), known)
+    if one is None and word in ELSEWHERE:
+        return ELSEWHERE[word]
     return nearest(str(name).lower(), known) if one is None else f"Did you mean {one!r}?"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 import warnings
 from typing import Any
 
@@ -357,8 +358,27 @@ def test_names_are_understood_wherever_they_are_typed() -> None:
         nk.convert(net(nn.BatchNorm2d(8)), "WeightStandardization")
     with pytest.raises(nk.NormkitError, match="Did you mean 'bcn'"):
         nk.convert(net(nn.BatchNorm2d(8)), "bcnn")
-    with pytest.raises(nk.NormkitError, match="Known"):
-        nk.make("syncbn", 8)  # torch's, which only a conversion makes
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("syncbn", 'convert(model, "sync_bn")'),
+        ("sync_bn", 'convert(model, "sync_bn")'),
+        ("SyncBatchNorm", 'convert(model, "sync_bn")'),
+        ("BatchNormAct2d", "Did you mean 'bn'?"),
+        ("GroupNormAct", "Did you mean 'gn'?"),
+        ("spectral_norm", "torch.nn.utils.parametrizations.spectral_norm"),
+        ("nn.SpectralNorm", "torch.nn.utils.parametrizations.spectral_norm"),
+    ],
+)
+def test_names_of_what_is_elsewhere(typed: str, answer: str) -> None:
+    """They were answered with a list, with batch_renorm and with input_norm."""
+    with pytest.raises(nk.NormkitError, match=re.escape(answer)):
+        nk.make(typed, 8)
+    if "sync" not in typed.lower():
+        with pytest.raises(nk.NormkitError, match=re.escape(answer)):
+            nk.convert(net(nn.BatchNorm2d(8)), typed)
 
 
 # ---------------------------------------------------------------- numbers that are not finite
@@ -416,3 +436,35 @@ def test_a_mask_of_attention_is_not_what_is_broken() -> None:
         model[1].running_mean[:] = math.nan
     (said,) = warned(lambda: nk.fold(model))
     assert "1.running_mean is not finite" in said
+
+
+# ---------------------------------------------------------------- a bias that was ruled out
+
+
+@pytest.mark.parametrize(
+    "to", ["bn", "ubn", "rbn", "gn", "iebn", "bnet", "batch_renorm", "in", "torch_gn", "sync_bn"]
+)
+def test_a_norm_without_bias_gets_none_to_train(to: str) -> None:
+    """BatchNorm2d(8, bias=False) came out with a trainable bias, without a word."""
+    norm = nn.BatchNorm2d(8)
+    norm.bias = None  # what bias=False of later versions of torch does
+    model = net(norm)
+    groups = {"groups": 4} if to in ("gn", "torch_gn") else {}
+    plan = plan_conversion(model, to, **groups)
+    plan.apply()
+    bias = model[1].bias
+    assert bias is not None
+    assert not bias.requires_grad
+    assert not bias.any()
+    assert model[1].weight.requires_grad
+    assert "bias stay untrained, as it had none" in plan.steps[0].reason
+    assert "bias stay untrained" in str(plan)
+    model(torch.randn(4, 8, 5, 5)).sum().backward()
+    assert bias.grad is None
+
+
+@pytest.mark.parametrize("to", ["rbn", "iebn"])
+def test_a_map_that_only_makes_up_for_a_gate_is_named(to: str) -> None:
+    """requires_grad_(True) on the model sets weight and bias training, and no plan said so."""
+    plan = plan_conversion(net(nn.BatchNorm2d(8, affine=False)), to)
+    assert "weight and bias stay untrained" in plan.steps[0].reason

@@ -24,6 +24,7 @@ from normkit.layers.norm_act import NormAct
 Wish = tuple[str | type | Target, dict[str, Any]]
 """What a norm is to become, and with which options."""
 GAINS = "gets a trainable scale and shift, which it had not"
+UNTRAINED = "{} stay untrained, as it had none (requires_grad_(True) on the model would train them)"
 USUAL_RANK = 2  # spatial axes, as of images
 OF_CHECKPOINTS = (
     "_state_dict_hooks",
@@ -134,8 +135,8 @@ def build(
         exact = target.from_bn and bn.tracked and not options and not bn.lost
     else:
         exact = is_exact(site.module, new, numbers(bn, rank, norm))
-    gains = not bn.affine and "affine" not in options and _trains_a_map(layer)
-    return new, _account(site, bn, layer, taken, new, shared, exact, gains)
+    gained = "" if "affine" in options else _gained(bn, layer)
+    return new, _account(site, bn, layer, taken, new, shared, exact, gained)
 
 
 def _left(site: Site, action: Action, reason: str) -> Step:
@@ -173,7 +174,7 @@ def _account(
     new: nn.Module,
     shared: set[str],
     exact: bool,
-    gains: bool,
+    gained: str,
 ) -> Step:
     """The step for a norm that becomes ``new``, whose norm is ``layer``."""
     norm = site.norm
@@ -201,8 +202,8 @@ def _account(
     notes = []
     if STATISTICS in started:
         notes.append("train or calibrate it before eval mode")
-    if gains:
-        notes.append(GAINS)
+    if gained:
+        notes.append(gained)
     if site.shared:
         notes.append(f"shared by {', '.join(site.paths)}")
     if norm._parameters.get("weight") is not None and "weight" in layer._buffers:
@@ -221,9 +222,13 @@ def _account(
     )
 
 
-def _trains_a_map(layer: nn.Module) -> bool:
-    weight = layer._parameters.get("weight")
-    return weight is not None and weight.requires_grad
+def _gained(bn: TrainedBN, layer: nn.Module) -> str:
+    """What the new norm has of scale and shift that the user had ruled out, in words."""
+    tables = {n: layer._parameters.get(n) for n in ("weight", "bias") if n in bn.missing}
+    gained = {name: table for name, table in tables.items() if table is not None}
+    if "weight" in gained and gained["weight"].requires_grad:
+        return GAINS
+    return UNTRAINED.format(" and ".join(gained)) if gained and bn.trainable else ""
 
 
 def describe(module: nn.Module) -> str:

@@ -167,7 +167,8 @@ _certificates: WeakKeyDictionary[nn.Module, list[Certificate]] = WeakKeyDictiona
 def certificates(model: nn.Module) -> tuple[Certificate, ...]:
     """What the conversions of a model have said, in their order, for whom has kept no plan.
 
-    Those that were undone are gone; a copy of the model has none.
+    Those that were undone are gone. They belong to this object in this process: a copy of the
+    model, by deepcopy or torch.save and torch.load, has none. Keep ``to_json()`` beside a file.
 
     >>> import torch, normkit as nk
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normkit.catalog import ENTRIES, meant, names, spoken_form
+from normkit.catalog import ENTRIES, meant, names, spoken_form, suggestion
 from normkit.core.groups import resolve_groups
 from normkit.core.trained import STATISTICS, TrainedBN
 from normkit.errors import OptionError, UnknownName, nearest
@@ -68,7 +68,7 @@ def find_target(to: str | type) -> Target:
         )
     name = to if to in TARGETS else meant(to, TARGETS) or _meant_of_torch(to)
     if name is None:
-        raise UnknownName(f"There is no target {to!r}. {nearest(str(to).lower(), TARGETS)}")
+        raise UnknownName(f"There is no target {to!r}. {suggestion(to, TARGETS)}")
     return TARGETS[name]
 
 
@@ -134,7 +134,11 @@ def _started(layer: nn.Module, bn: TrainedBN) -> tuple[nn.Module, Taken]:
         if tensor is not None:
             tensor.copy_(value)
             taken[name] = what
-    return layer.requires_grad_(bn.trainable).train(bn.training), taken
+    layer.requires_grad_(bn.trainable).train(bn.training)
+    bias = layer._parameters.get("bias")
+    if bn.affine and "bias" in bn.missing and bias is not None:
+        bias.requires_grad_(False)
+    return layer, taken
 
 
 _OF_TORCH = (

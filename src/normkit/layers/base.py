@@ -305,9 +305,11 @@ class Normalizer(Replayed, Configured, Measured):
         )
         with torch.no_grad():
             taken = layer.start_from(bn)
-        if not bn.affine and "affine" not in options:
-            for name in layer.compensates:
-                layer.get_parameter(name).requires_grad_(False)
+        if "affine" not in options:
+            for name in ("bias",) if bn.affine else layer.compensates:
+                table = layer._parameters.get(name)
+                if name in bn.missing and table is not None:
+                    table.requires_grad_(False)
         if not bn.trainable:
             layer.requires_grad_(False)
         return layer.train(bn.training), taken
