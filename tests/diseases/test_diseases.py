@@ -13,6 +13,7 @@ import normkit
 from normkit.diagnosis.diagnosis import Diagnosis
 from normkit.diagnosis.findings import KINDS, Finding
 from tools.diseases.__main__ import main
+from tools.diseases.accidents import resized
 from tools.diseases.reference_models import (
     Case,
     Disease,
@@ -171,6 +172,18 @@ def test_the_table_in_the_documents_is_of_these_diseases() -> None:
     stories.pop("disease")
     wanted = {each.name: each.about for each in HEALTHY}
     assert stories == wanted | {each.name: each.story for each in DISEASES}
+
+
+def test_another_resolution_is_named_beside_unshuffled_training(models: ReferenceModels) -> None:
+    """Digits of 32×32 for 8×8 pixels cost half of the accuracy. With a training loader in order
+    only that was reported; with a shuffled one the size was a warning, by its statistics alone."""
+    case = resized(models)
+    x, y = models.digits.train
+    case.arguments["train_loader"] = [(x[i], y[i]) for i in y.argsort().split(64) if len(i) == 64]
+    first, *others = case.diagnose().findings
+    assert (first.kind, first.severity) == ("other-resolution", "serious")
+    assert first.numbers["loss"] > 2 * first.numbers["loss_resized"]  # type: ignore[operator]
+    assert ("unshuffled-batches", "warning") in {(f.kind, f.severity) for f in others}
 
 
 # ---------------------------------------------------------------- the command

@@ -14,6 +14,7 @@ from normkit.calibration.apply import chosen_norms
 from normkit.calibration.calibrate import Metric, change_statistics, check_mode, reader_of
 from normkit.calibration.measuring import InputStatistics, Measurement
 from normkit.calibration.result import Calibration, LayerChange
+from normkit.core.precision import widest
 from normkit.errors import OptionError
 from normkit.inspection import undisturbed
 from normkit.inspection.batches import BatchReader, Forward, tensors_in
@@ -53,7 +54,8 @@ def adapt(
 
     The guard takes the adaptation back if the data cannot tell what they are distributed like: if
     most channels of a layer hardly vary on them, as on blank images; if samples hardly differ from
-    each other, as constant or repeated images; or if a classifier takes nearly all for one class
+    each other, as constant or repeated images; if most images have no contrast of their own,
+    however bright each is; or if a classifier takes nearly all for one class
     while the first norm sees nothing new, as with data of one class, whose class adaptation would
     take away. And it does so if predictions concentrate on less than half as many classes, in
     effect, as before. Read ``.kept`` and ``.why_not``, or print the result. Where a class
@@ -79,6 +81,7 @@ def adapt(
             return None
         return (
             lost_layer(measured, layers)
+            or blank_images(reader)
             or alike_samples(measured[0])
             or one_sided(before, measured[0], layers[0])
             or lost_classes(before, effective_classes(reader))
@@ -141,6 +144,35 @@ def lost_layer(measured: Sequence[InputStatistics], layers: Sequence[LayerChange
                 f"{int(alive.sum())} channels have less than {FLAT:.0%} of their former deviation"
             )
     return None
+
+
+def blank_images(reader: BatchReader) -> str | None:
+    """Why the images show nothing, each constant or nearly so; None if most show something.
+
+    Their brightness may differ, so that they vary together, and padding makes each vary at the
+    borders of a layer. So the images themselves are looked at, each beside the spread of all.
+    """
+    own: list[Tensor] = []
+    sums = []
+    for batch in islice(reader, BATCHES):
+        x = next(tensors_in(batch.inputs), None)
+        if x is None or x.dim() < 4 or not x.is_floating_point() or x[0, :1].numel() < SAMPLES:
+            return None
+        values = x.detach().flatten(2).to(widest(x.device))
+        own.append(values.var(2, correction=0))
+        sums.append(torch.stack([values.mean(2), values.mean(2).square()]).mean(1) * len(values))
+    var = torch.cat(own) if own else torch.zeros(0, 1)
+    if len(var) < 2:
+        return None
+    mean, square = sum(sums[1:], sums[0]) / len(var)
+    spread = var.mean(0) + (square - mean.square()).clamp(min=0)
+    flat = int((var <= FLAT**2 * spread).all(1).sum())
+    if flat <= MOST * len(var):
+        return None
+    return (
+        f"{flat} of {len(var)} images have no contrast of their own: within each, values vary by "
+        f"less than {FLAT:.0%} of the deviation of all (images that are blank, or constant?)"
+    )
 
 
 def alike_samples(one: InputStatistics) -> str | None:

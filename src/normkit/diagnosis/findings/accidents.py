@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from normkit.core.moments import Moments
 from normkit.diagnosis.findings.bounds import FITS, OFF
 from normkit.diagnosis.findings.channels import MISFITS
 from normkit.diagnosis.findings.data import BATCHES
-from normkit.diagnosis.findings.evidence import Evidence, Gap
+from normkit.diagnosis.findings.evidence import Evidence, Gap, paired
 from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, named, places
 from normkit.diagnosis.findings.norm import NormEvidence
 from normkit.diagnosis.findings.outcome import LESS_LIKELY
@@ -97,9 +98,7 @@ def channel_order(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Find
     running = [x for x in evidence.running() if not math.isnan(x.error_in_eval)]
     numbers: dict[str, Any] = {}
     if given is not None and reverse is not None:
-        difference = (given - reverse).double()
-        error = float(difference.std()) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
-        gap = Gap(float(given.mean()), float(reverse.mean()), error, len(difference))
+        gap = paired(given, reverse)
         if not math.isfinite(gap.difference):
             return
         if not gap.sure or gap.difference < BETTER * gap.eval:
@@ -128,33 +127,73 @@ def channel_order(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Find
 
 
 def other_resolution(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
+    """Tried where there is a loss: the model is run on the same images in the size of training."""
     usual = None if evidence.train_data is None else evidence.train_data.image_size
     seen = evidence.data.image_size
-    if usual is None or seen is None or usual == seen or earlier.alarm:
+    if usual is None or seen is None or usual == seen:
+        return
+    tried = _resized(evidence, usual)
+    helps = tried is not None and _lowers(tried, evidence.cross_entropy)
+    if earlier.alarm and not helps:
         return
     gap = evidence.gap
     off = [x for x in evidence.running() if x.learns and x.error_in_eval >= OFF]
-    worse = gap is not None and gap.sure and gap.difference > 0
-    likely = gap.difference if gap is not None and evidence.cross_entropy else 0.0
-    harm = bool(off) or (
-        worse and gap is not None and (likely >= LESS_LIKELY or gap.eval >= 2 * gap.batch)
-    )
+    worse = gap is not None and _lowers(gap, evidence.cross_entropy)
+    severity = evidence.severity(off) if off or worse or helps else "note"
     size = "×".join(map(str, usual))
+    said = f"Images are {'×'.join(map(str, seen))} here, and {size} in training"
+    said += f": the statistics of {places(off)} do not fit." if off else "."
+    numbers: dict[str, Any] = {}
+    if tried is not None and helps:
+        severity = "serious" if tried.eval >= 2 * tried.batch else severity
+        said += f" The loss is {tried.eval:.3g} as they are, and {tried.batch:.3g} at {size}."
+        numbers = {"loss": tried.eval, "loss_resized": tried.batch}
     by_hand = (
         f"loader = [(torch.nn.functional.interpolate(x, {usual}, mode='bilinear'), y) "
         "for x, y in loader]"
     )
     plain = isinstance(evidence.batches[0].inputs, Tensor)
     yield RESIZED.finding(
-        evidence.severity(off) if harm else "note",
+        severity,
         off,
-        f"Images are {'×'.join(map(str, seen))} here, and {size} in training"
-        + (f": the statistics of {places(off)} do not fit." if off else "."),
+        said,
         worst="",
         remedy=by_hand if plain and evidence.batches[0].target is not NO_TARGET else ADAPTING,
         size="×".join(map(str, seen)),
         size_in_training=size,
+        **numbers,
     )
+
+
+def _lowers(gap: Gap, cross_entropy: bool) -> bool:
+    """Whether the second of two losses is lower, for sure and by so much that it matters."""
+    if not gap.sure or not gap.difference > 0:
+        return False
+    return gap.eval >= 2 * gap.batch or (cross_entropy and gap.difference >= LESS_LIKELY)
+
+
+def _resized(evidence: Evidence, size: tuple[int, ...]) -> Gap | None:
+    """The losses as images are, and in another size; None where that cannot be told."""
+    given = evidence.eval.loss
+    images = [b.inputs for b in evidence.batches]
+    if given is None or not all(_is_images(x) for x in images):
+        return None
+    turned = [
+        LoaderBatch(interpolate(x, size, mode="bilinear"), b.target)
+        for x, b in zip(images, evidence.batches, strict=True)
+    ]
+    try:
+        again = run_pass(evidence.model, evidence.survey, turned, loss=evidence.loss, losses=True)
+    except Exception:  # such as targets that have the size of the images
+        return None
+    other = again.loss
+    if other is None or len(other) != len(given):
+        return None
+    return paired(given, other)
+
+
+def _is_images(x: object) -> bool:
+    return isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point()
 
 
 def mixed_domains(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:

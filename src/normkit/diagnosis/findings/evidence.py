@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normkit.diagnosis.findings.bounds import SURE
 from normkit.diagnosis.findings.data import LoaderFacts, data_of, mixed
@@ -42,6 +42,14 @@ class Gap(NamedTuple):
             return True
         wanted = SURE * (1 + 5 / (self.pairs - 1)) if self.pairs > 1 else math.inf
         return abs(self.difference) > wanted * self.error
+
+
+def paired(ours: Tensor, theirs: Tensor) -> Gap:
+    """The gap between losses of the same samples."""
+    difference = (ours - theirs).double()
+    count = len(difference)
+    error = float(difference.std()) / math.sqrt(count) if count > 1 else math.inf
+    return Gap(float(ours.mean()), float(theirs.mean()), error, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +98,7 @@ class Evidence:
         theirs = None if self.own is None else self.own.loss
         if ours is None or theirs is None or len(ours) != len(theirs):
             return None
-        difference = (ours - theirs).double()
-        count = len(difference)
-        error = float(difference.std()) / math.sqrt(count) if count > 1 else math.inf
-        return Gap(float(ours.mean()), float(theirs.mean()), error, count)
+        return paired(ours, theirs)
 
     def severity(self, layers: Sequence[NormEvidence]) -> str:
         """Of statistics that are off: serious if a layer is wrong, or if the loss has doubled."""

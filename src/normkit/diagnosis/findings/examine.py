@@ -34,12 +34,12 @@ EXAMINERS: tuple[Examiner, ...] = (
     updates.too_few_batches,
     updates.batch_counts,
     training.norm_modes,
-    training.training_batches,
     buffers.rank_disagreement,
     accidents.mixed_domains,
     accidents.fused_twice,
     accidents.channel_order,
     accidents.other_resolution,
+    training.training_batches,  # after what explains it, and what has nothing to do with it
     shift.dropout_before_norm,
     shift.estimation_shift,
     channels.tiny_groups,
