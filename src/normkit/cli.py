@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 EXAMPLES = """\
 examples:
@@ -88,6 +91,17 @@ def execute(
     traceback: bool = False,
 ) -> int:
     """The exit status of a command; whatever goes wrong is one line on stderr."""
+    shown = warnings.showwarning
+
+    def say(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if category.__module__.startswith(
+            "normkit."
+        ):  # written for people: without a line of source
+            print(f"{program}: {message}", file=sys.stderr)
+        else:
+            shown(message, category, *place)
+
+    warnings.showwarning = say  # type: ignore[assignment]
     try:
         status = run(options)
         sys.stdout.flush()  # while a full disk can still be told
@@ -105,6 +119,8 @@ def execute(
         if isinstance(error, OSError):
             _drop_output()  # what could not be written would be tried again at exit
         return 2
+    finally:
+        warnings.showwarning = shown
 
 
 def _drop_output() -> None:
@@ -122,7 +138,8 @@ def _in_a_line(error: Exception, program: str) -> str:
     if isinstance(error, NormkitError):
         return str(error).strip()
     if isinstance(error, OSError):
-        return text
+        full = error.errno in (errno.ENOSPC, errno.EFBIG) and error.filename is None
+        return f"standard output could not be written: {text}" if full else text
     hint = " (normkit --traceback … shows where)" if program == "normkit" else ""
     return f"{type(error).__name__}: {text or 'no message'}{hint}"
 

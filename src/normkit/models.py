@@ -32,7 +32,7 @@ def build(reference: str, **options: Any) -> nn.Module:
         model = make(**{**defaults, **options})
     except NormkitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit in a user's code ends no command
         raise OptionError(
             f"{reference} could not be built: {type(error).__name__}: {first_line(error)}"
         ) from error
@@ -105,7 +105,7 @@ def callable_of(module: str, name: str) -> Callable[..., Any]:
             f"{module}:{name} was not found: {first_line(error)}. Expected {FORMS}; modules are "
             "looked for in the working directory and among installed packages."
         ) from error
-    except Exception as error:  # whatever a user's file does when it is run
+    except (Exception, SystemExit) as error:  # whatever a user's file does when it is run
         raise OptionError(
             f"{module} could not be imported: {type(error).__name__}: {first_line(error)}."
         ) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -153,3 +155,91 @@ def test_ctrl_c_while_modules_are_imported(module: str, arguments: list[str]) ->
         env=ENVIRONMENT,
     )
     assert (ran.returncode, ran.stderr) == (130, "normkit: interrupted\n")
+
+
+BROKEN_DATA = """
+import sys
+import torch
+
+
+def leaves(**_):
+    sys.exit(5)
+
+
+def disk_gone():
+    yield torch.randn(8, 3, 8, 8)
+    raise OSError("disk gone")
+
+
+def ends():
+    yield torch.randn(8, 3, 8, 8)
+    sys.exit(5)
+
+
+def with_nan():
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(8, 3, 8, 8, generator=generator) for _ in range(3)]
+    batches[1][0, 0, 0, 0] = float("nan")
+    return batches
+"""
+
+
+@pytest.fixture
+def broken_data(normkit: Run) -> Run:
+    Path("broken.py").write_text(BROKEN_DATA, encoding="utf-8")
+    sys.modules.pop("broken", None)
+    return normkit
+
+
+def test_a_model_that_ends_the_program_does_not_choose_the_status(broken_data: Run) -> None:
+    """A function that called sys.exit(5) made the command exit with 5, without a word."""
+    one_line(broken_data("survey", "broken:leaves"), "broken:leaves could not be built: SystemExit")
+    ran = broken_data("calibrate", "nets:small_net", "--data", "broken:leaves", "--dry-run")
+    one_line(ran, "broken:leaves failed: SystemExit: 5.")
+
+
+@pytest.mark.parametrize("command", [("calibrate", "--dry-run"), ("diagnose",)])
+@pytest.mark.parametrize(
+    ("name", "said"), [("disk_gone", "OSError: disk gone."), ("ends", "SystemExit: 5.")]
+)
+def test_a_loader_that_fails_is_named(
+    broken_data: Run, command: tuple[str, ...], name: str, said: str
+) -> None:
+    """`normkit: disk gone` did not say of what."""
+    ran = broken_data(command[0], "nets:small_net", "--data", f"broken:{name}", *command[1:])
+    one_line(ran, f"--data broken:{name} could not be read: {said}")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
+def test_standard_output_without_space_is_named(
+    normkit: Run, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("normkit.catalog.find", full)
+    one_line(normkit("info", "bcn"), "standard output could not be written: [Errno")
+
+
+@pytest.mark.filterwarnings("always::normkit.errors.NonFiniteWarning")
+def test_batches_left_out_are_a_sentence_and_not_counted(broken_data: Run) -> None:
+    """A raw warning came out, with a path and a line of source, and 24 images were counted."""
+    ran = broken_data(
+        "calibrate", "nets:small_net", "--data", "broken:with_nan", "--dry-run", "--json", "-"
+    )
+    assert ran.status == 0
+    first = ran.err.splitlines()[0]
+    assert first.startswith("normkit: 1: 1 batch with values that are not finite left out")
+    assert "warnings.warn" not in ran.err
+    assert "NonFiniteWarning" not in ran.err
+    assert json.loads(ran.out)["images"] == 16
+
+
+def test_a_page_on_standard_output_stands_alone(normkit: Run) -> None:
+    """The report for people stood in front of the page."""
+    torch.save(torch.randn(16, 3, 8, 8), "x.pt")
+    ran = normkit("diagnose", "nets:small_net", "--data", "x.pt", "--html", "-")
+    assert ran.out.lstrip().startswith("<!")
+    assert "Diagnosis of" in ran.err
+    both = normkit("diagnose", "nets:small_net", "--data", "x.pt", "--html", "-", "--json", "-")
+    one_line(both, "- is asked for twice")

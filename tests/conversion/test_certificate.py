@@ -307,3 +307,18 @@ def test_an_example_with_nan_is_named(verb: str) -> None:
     with pytest.raises(OptionError, match=r"example= holds NaN: 1 of the 486 numbers"):
         calls[verb]()
     assert isinstance(model[1], nn.BatchNorm2d)
+
+
+def test_an_example_that_is_a_shape_is_told() -> None:
+    """example=(2, 1, 8, 8) was taken for four arguments: "takes 2 positional arguments but 5"."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+    with pytest.raises(OptionError, match=r"looks like a shape.*Try example=torch\.randn\(2, 1, 8"):
+        nk.convert(model, "bcn", example=(2, 1, 8, 8))
+    assert isinstance(model[1], nn.BatchNorm2d)
+
+
+def test_a_reason_that_is_a_sentence_has_one_full_stop() -> None:
+    """It read "Try fct=False.."."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False))
+    with pytest.warns(UserWarning, match=r"Try fct=False\.(?!\.)"):
+        nk.convert(model, "ubn", example=False)

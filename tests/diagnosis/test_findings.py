@@ -699,3 +699,14 @@ def test_statistics_that_were_calibrated_are_not_unripe() -> None:
     assert "unripe-statistics" in kinds(model, few, train_loader=few)
     nk.calibrate(model, rest)
     assert "unripe-statistics" not in kinds(model, few, train_loader=few)
+
+
+def test_inputs_that_are_not_finite_are_named_with_their_batch() -> None:
+    """Weights or an overflow were suspected, and set_detect_anomaly advised, of NaN in the data."""
+    model, data = trained()
+    data = [x.clone() for x in data]
+    data[1].view(-1)[0] = torch.nan
+    found = [f for f in diagnose(model, data, attribution=None) if f.kind == "output-not-finite"]
+    assert [f.severity for f in found] == ["serious"]
+    assert "the inputs of batch 2." in found[0].said
+    assert "detect_anomaly" not in found[0].remedy

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.calibration.fingerprint import Fingerprint
+from normkit.core.messages import counted
 from normkit.core.moments import Moments
 from normkit.errors import NonFiniteWarning, OptionError
 from normkit.inspection import undisturbed
@@ -111,6 +112,12 @@ class InputStatistics:
             table = table.pooled(samples=rows // images)
         self.errors.add(table)
 
+    def count(self, images: int, left_out: int) -> None:
+        """A batch is through; ``left_out`` is what it was before, since such a one is not used."""
+        if self.left_out == left_out:
+            self.images += images
+            self.batches += 1
+
     def uncertainty(self) -> Tensor:
         """The standard errors, relative as the normalized output feels them, per channel."""
         assert self.merged is not None
@@ -152,10 +159,10 @@ class Measurement:
         with undisturbed(self.reader.model), watch_inputs(listeners, stop_at):
             for number, batch in enumerate(self.reader, 1):
                 size = batch.size
+                left_out = [one.left_out for one in measured]
                 self.reader.run(batch, number)
-                for one in measured:
-                    one.images += size
-                    one.batches += 1
+                for one, before in zip(measured, left_out, strict=True):
+                    one.count(size, before)
                 if number > self.fingerprint.batches:  # a later pass is no new data
                     self.fingerprint.add(batch.inputs, batch.images)
                 if self._is_sure([one for one in measured if one.merged is not None]):
@@ -163,8 +170,9 @@ class Measurement:
         for one in measured:
             if one.left_out:
                 warnings.warn(
-                    f"{one.norm.path}: {one.left_out} batch(es) held values that are not finite "
-                    "and were left out of the statistics. Look for overflow, or for broken data.",
+                    f"{one.norm.path}: {counted(one.left_out, 'batch')} with values "
+                    "that are not finite left out of the statistics. Look for overflow, or for "
+                    "broken data.",
                     NonFiniteWarning,
                     stacklevel=2,
                 )
@@ -219,9 +227,9 @@ class Measurement:
                         "on its own statistics. Try together=False."
                     )
                 for x, batch in zip(inputs, batches, strict=True):
+                    before = one.left_out
                     one.add(x, batch.size)
-                    one.images += batch.size
-                    one.batches += 1
+                    one.count(batch.size, before)
                 if one.merged is not None:
                     write(one)
                 return [None] * len(inputs)

@@ -23,7 +23,10 @@ examples:
 {data_arguments.DATA}
   Classes are not needed.
 
-{model_arguments.REFERENCES}"""
+{model_arguments.REFERENCES}
+
+exit status: 0 done, also where batches were left out, which standard error says; 2 bad arguments
+  or input"""
 DROPPED = (
     "The result would be dropped: --out FILE keeps the weights, --statistics FILE the statistics. "
     "Try --dry-run to see the table alone."
@@ -56,9 +59,10 @@ def run(options: argparse.Namespace) -> int:
     batches = data_arguments.batches_of(options.data, options)  # before a large model is built
     model = model_arguments.model_of(options)
     save = checkpoints.writer(model, options.out) if options.out in keeping else None
-    result = calibrate(
-        model, batches, mode=options.mode, images=options.images, until=options.until
-    )
+    with data_arguments.reading(data=options.data):
+        result = calibrate(
+            model, batches, mode=options.mode, images=options.images, until=options.until
+        )
     screen = screen_of(options)
     screen.print(str(result), markup=False, soft_wrap=True)
     if options.statistics in keeping:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,21 @@ def batches_of(
     )
 
 
+@contextmanager
+def reading(**sources: str | None) -> Iterator[None]:
+    """An error of the system inside, or of a loader that ends the program, names the options that
+    data come from."""
+    from normkit.models import first_line
+
+    try:
+        yield
+    except (OSError, SystemExit) as error:
+        given = [f"--{o.replace('_', '-')} {text}" for o, text in sources.items() if text]
+        raise OptionError(
+            f"{' or '.join(given)} could not be read: {type(error).__name__}: {first_line(error)}."
+        ) from error
+
+
 def _called(text: str, source: Any) -> Iterable[Any]:
     from torch import Tensor
     from torch.utils.data import DataLoader
@@ -79,7 +95,7 @@ def _called(text: str, source: Any) -> Iterable[Any]:
 
     try:
         given = source() if callable(source) and not isinstance(source, DataLoader) else source
-    except Exception as error:  # whatever a user's function does
+    except (Exception, SystemExit) as error:  # whatever a user's function does
         raise OptionError(f"{text} failed: {type(error).__name__}: {first_line(error)}.") from error
     if isinstance(given, Tensor | str) or not isinstance(given, Iterable):
         raise OptionError(

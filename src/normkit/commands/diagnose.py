@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-batches", type=int, default=BATCHES, metavar="N", help=f"to look at ({BATCHES})")
     data_arguments.add_reading(parser)
-    add("--html", type=Path, metavar="FILE", help="write a page with charts")
+    add("--html", type=Path, metavar="FILE", help="write a page with charts; - is standard output")
     add_json(parser)
     add("--fail-on", choices=SEVERITIES, help="exit with 1 on such a finding or a worse one")
 
@@ -101,7 +101,8 @@ def run(options: argparse.Namespace) -> int:
     ranks = [checkpoints.read(path) for path in options.ranks]
     live = None if options.ema_of is None else checkpoints.read(options.ema_of)
     model = model_arguments.model_of(options).eval()
-    with torch.random.fork_rng([]):
+    sources = data_arguments.reading(data=options.data, train_data=options.train_data)
+    with sources, torch.random.fork_rng([]):
         diagnosis = diagnose(
             model,
             data,

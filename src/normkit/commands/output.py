@@ -65,11 +65,11 @@ def check_outputs(paths: Iterable[Path], force: bool) -> None:
     """An error, before any work, if a file could not be written at its end."""
     seen: set[Path] = set()
     for path in paths:
-        if path == STANDARD_OUTPUT:
-            continue
         if path.resolve() in seen:
             raise OptionError(f"{path} is asked for twice. Expected a name for each file.")
         seen.add(path.resolve())
+        if path == STANDARD_OUTPUT:
+            continue
         if not path.resolve().parent.is_dir():
             raise OptionError(f"There is no directory {path.parent} for {path.name}.")
         if path.is_dir():
@@ -95,8 +95,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def screen_of(options: argparse.Namespace) -> Console:
-    """Where a command prints for people: standard error, if its JSON goes to standard output."""
-    return console(stderr=options.json == STANDARD_OUTPUT)
+    """Where a command prints for people: standard error, if a file goes to standard output."""
+    files = (options.json, getattr(options, "html", None))
+    return console(stderr=STANDARD_OUTPUT in files)
 
 
 def check_json(options: argparse.Namespace) -> None:

@@ -141,7 +141,7 @@ def build(
 
 def _left(site: Site, action: Action, reason: str) -> Step:
     was = describe(site.module)
-    return Step(site.path, was, action=action, reason=reason, paths=site.paths)
+    return Step(site.path, was, action=action, reason=reason.rstrip("."), paths=site.paths)
 
 
 def _is_already(norm: nn.Module, target: Target, options: dict[str, Any]) -> bool:

@@ -72,6 +72,12 @@ def probes(model: nn.Module, example: Any = None) -> Iterator[Probe]:
 
 def check_example(example: Any) -> None:
     """An error that names the argument, if nothing could be measured with it."""
+    if isinstance(example, tuple | list) and example and all(type(n) is int for n in example):
+        sizes = ", ".join(map(str, example))
+        raise OptionError(
+            f"example= got {example!r}, which looks like a shape. Expected an input of the model. "
+            f"Try example=torch.randn({sizes})."
+        )
     for tensor in tensors_in(example):
         if tensor.is_floating_point() and not tensor.is_meta:
             bad = int(tensor.isnan().sum())

@@ -34,6 +34,7 @@ class LoaderFacts:
     samples: int | None = None  # in all
     dataset: bool = False  # whether the loader has one, from which another can be made
     image_size: tuple[int, ...] | None = None  # height and width, if all images have one
+    not_finite: tuple[int, ...] = ()  # batches, from 1, with inputs that are infinite or NaN
     source: str = ""  # in words: which loader, of which data
 
 
@@ -41,7 +42,10 @@ def data_of(batches: list[LoaderBatch], loader: Any, complete: bool) -> LoaderFa
     """From the batches that were read; ``complete`` if these are all."""
     pooling, means, spreads, sizes = MomentsAccumulator(), [], [], []
     image_sizes: set[tuple[int, ...]] = set()
-    for batch in batches:
+    broken = []
+    for number, batch in enumerate(batches, 1):
+        if not all(_is_finite(t) for t in tensors_in(batch.inputs)):
+            broken.append(number)
         sizes.append(batch.size)
         x = next(tensors_in(batch.inputs), None)
         if isinstance(batch.inputs, ModelCall) and batch.inputs.samples is not None:
@@ -70,6 +74,7 @@ def data_of(batches: list[LoaderBatch], loader: Any, complete: bool) -> LoaderFa
         samples,
         hasattr(loader, "dataset"),
         image_sizes.pop() if len(image_sizes) == 1 else None,
+        tuple(broken),
         _source(loader, samples),
     )
 
@@ -119,6 +124,13 @@ def _announced(loader: Any) -> tuple[int | None, int | None, int | None]:
     left = total % size
     last = size if left == 0 or getattr(loader, "drop_last", False) else left
     return size, last if total >= size or left else None, total
+
+
+def _is_finite(x: Tensor) -> bool:
+    if not x.is_floating_point():
+        return True
+    x = x.detach() if x.layout is torch.strided else x.detach().to_dense()
+    return bool(torch.isfinite(x).all())
 
 
 def mixed(batches: list[LoaderBatch]) -> list[LoaderBatch]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from normkit.core.messages import counted
@@ -50,7 +50,8 @@ ORPHANED = Kind(
 NOT_FINITE = Kind(
     "output-not-finite",
     "The output of the model is not finite",
-    "Running statistics are finite, so weights, data or an overflow in between are to blame.",
+    "No loss and no gradient can be computed from it. Weights and running statistics are finite, "
+    "so the data are to blame, or an overflow in between.",
     "pytorch#88474",
 )
 GAP = Kind(
@@ -171,7 +172,24 @@ def untrained_parameters(evidence: Evidence, earlier: EarlierFindings) -> Iterat
 
 
 def nonfinite_output(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
-    if evidence.eval.finite or earlier.alarm:
+    if evidence.eval.finite or (earlier.alarm and not evidence.data.not_finite):
+        return
+    broken = evidence.data.not_finite
+    if broken:
+        inputs = isinstance(evidence.batches[0].inputs, Tensor)
+        pairs = inputs and isinstance(evidence.batches[0].target, Tensor)
+        yield NOT_FINITE.finding(
+            "serious",
+            [],
+            f"The data hold infinite values or NaN: the inputs of batch {broken[0]}"
+            + (f" and of {len(broken) - 1} more." if len(broken) > 1 else "."),
+            remedy="loader = [(x, y) for x, y in loader if x.isfinite().all()]  # and look for "
+            "where they come from"
+            if pairs
+            else "next(b for b in loader if not b.isfinite().all())  # look where it comes from",
+            first_batch=broken[0],
+            batches=len(broken),
+        )
         return
     yield NOT_FINITE.finding(
         "serious",
