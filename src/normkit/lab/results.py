@@ -16,6 +16,7 @@ DONE, DIVERGED, COLLAPSED = "done", "diverged", "collapsed"
 FAILED = "failed"  # an error ended the run: there is no result, and none is waited for
 # how near to guessing is at chance level: standard errors, and the way from guessing to perfect
 CHANCE_ERRORS, CHANCE_SHARE = 3, 0.1
+ONE_ANSWER = 0.99  # of the answers are the same: hardly any other
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Epoch:
     test_accuracy: float | None = None
     test_top5_accuracy: float | None = None
     test_one_class: float | None = None  # share of the samples that got the most frequent answer
+    test_majority: float | None = None  # share of the samples that are of the most frequent class
     seconds: float = 0.0  # of training, since the run began, resumed parts included
     measures: Mapping[str, Any] = field(default_factory=dict)  # name -> number, or one a layer
     metrics: Mapping[str, float] = field(default_factory=dict)  # of other tasks: test_iou, …
@@ -139,6 +141,8 @@ class Result:
         accuracy = statistics.median(right)
         if shares and statistics.median(shares) == 1:
             return f"the same answer to every test sample, {accuracy:.1%} of them right"
+        if self._is_majority(chosen, accuracy):
+            return f"nearly always the most frequent class, {accuracy:.1%} of the answers right"
         if self.classes and self.test_samples:
             chance = 1 / self.classes
             error = math.sqrt(chance * (1 - chance) / self.test_samples)
@@ -148,6 +152,22 @@ class Result:
         elif self._is_one_answer(chosen):
             return f"{accuracy:.1%} right, as one answer to every test sample gives"
         return ""
+
+    def _is_majority(self, chosen: list[Epoch], accuracy: float) -> bool:
+        """Whether hardly an answer is another than the class that most samples are of.
+
+        Of data that are nearly all of one class, a good network answers as often as there are
+        samples of it: both are held against the share that the other classes have.
+        """
+        answered = [each.test_one_class for each in chosen if each.test_one_class is not None]
+        frequent = [each.test_majority for each in chosen if each.test_majority is not None]
+        if not answered or not frequent or not self.test_samples:
+            return False
+        share, majority = statistics.median(answered), statistics.median(frequent)
+        error = math.sqrt(majority * (1 - majority) / self.test_samples)
+        others = CHANCE_SHARE * (1 - majority)
+        constant = share >= ONE_ANSWER and 1 - share <= others
+        return constant and accuracy <= majority + min(CHANCE_ERRORS * error, others)
 
     @staticmethod
     def _is_one_answer(chosen: list[Epoch]) -> bool:

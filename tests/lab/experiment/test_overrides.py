@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normkit.errors import OptionError
+from normkit.lab.experiment.overrides import Overrides
 from normkit.lab.experiment.problems import BadExperiment
 from normkit.lab.experiment.reading import parse
 
@@ -104,3 +105,9 @@ def test_published_numbers_are_not_of_a_setting_that_was_changed() -> None:
     assert parse(TEXT).published
     assert parse(TEXT, overrides=["seeds=5"]).published
     assert not parse(TEXT, overrides=["train.lr=0.05"]).published
+
+
+def test_variants_are_not_set_one_by_one() -> None:
+    """It said that variants were missing, and not what can be set."""
+    with pytest.raises(OptionError, match=r"--set got 'variants.gn.*changed in the file.*train"):
+        Overrides(["variants.gn.norm=bn"])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lab.report import sample
+from normkit.lab.report.differences import setting_words
 from normkit.lab.report.scores import Scoreboard
 from normkit.lab.report.tables import (
     NOT_REACHED,
@@ -94,3 +95,12 @@ def test_a_row_has_the_verdict_of_its_cell() -> None:
     assert said["gn", True] == "no"
     assert said["gn", False] == said["bgn", True] == "yes"
     assert said["bn", True] == ""
+
+
+def test_settings_in_another_order_of_keys_are_the_same() -> None:
+    """A store sorts its keys: data.augment of a file was listed as different from its own run."""
+    first, second = (
+        setting_words({"data": {"augment": [step]}})
+        for step in ({"use": "RandomCrop", "size": 8}, {"size": 8, "use": "RandomCrop"})
+    )
+    assert first == second

@@ -132,3 +132,23 @@ def test_what_diverged_did_not_collapse() -> None:
     assert replace(one(0.9), epochs=(Epoch(1, test_accuracy=0.9, test_loss=math.inf),)).outcome(
         "loss"
     ) == (DIVERGED)
+
+
+@pytest.mark.parametrize(
+    ("majority", "one_class", "accuracy", "outcome"),
+    [
+        (0.9, 0.997, 0.901, COLLAPSED),  # two classes, and nearly one answer: it counted as done
+        (0.9, 0.91, 0.97, DONE),
+        (0.99, 0.991, 0.999, DONE),  # nearly all are of one class, and the network tells the others
+        (0.9, 0.994, 0.906, DONE),  # few of the others are found, but all answers are right
+    ],
+)
+def test_the_most_frequent_class_for_all_is_a_collapse(
+    majority: float, one_class: float, accuracy: float, outcome: str
+) -> None:
+    last = Epoch(
+        1, test_accuracy=accuracy, test_one_class=one_class, test_majority=majority, test_loss=1.0
+    )
+    data = {"classes": 2, "test_samples": 100_000}
+    made = Result("r", DONE, (1,), (last,), seconds=1.0, parameters=1, **data)  # type: ignore[arg-type]
+    assert made.outcome("accuracy") == outcome

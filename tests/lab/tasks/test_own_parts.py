@@ -57,6 +57,11 @@ def batches():
     return DataLoader(Blobs(40, 1), 10, shuffle=True), DataLoader(Blobs(12, 2), 6)
 
 
+def listed():
+    train, test = batches()
+    return {"train": list(train), "test": list(test), "classes": 3, "shape": (1, 8, 8)}
+
+
 def softer(output, target, power=2):
     return (1 - output.softmax(1).gather(1, target[:, None])).pow(power).mean()
 
@@ -142,6 +147,14 @@ def test_augmentation_is_paired_and_goes_on_where_it_was(folder: Path) -> None:
     assert not torch.equal(seen(1, 0)[0], plain[0])
     assert numbers(resumed(first, 6)).epochs == numbers(whole(first)).epochs
     assert first.id != second.id
+
+
+def test_a_list_of_batches_is_no_list_of_samples(folder: Path) -> None:
+    """It was taken as a Dataset, and batches of batches did not fit the network."""
+    run = runs(folder, TOP.replace("mydata.py:make", "mydata.py:listed"))[0]
+    training = Training(run, load_sets(run.setting))
+    assert (training.plan.batch, training.plan.batches) == (10, 4)
+    training.try_out()
 
 
 def test_batches_of_a_loader_are_taken_as_they_come(folder: Path) -> None:

@@ -50,7 +50,7 @@ def own_sets(spec: Data, folder: str, device: torch.device | str) -> Sets:
         )
     parts = {name: given[name] for name in PARTS if given.get(name) is not None}
     if spec.validation or spec.subset is not None:
-        parts = _divided(parts, spec, where)
+        parts = _divided(parts, spec, where, given.get("shape"))
     transform = transform_of(spec.augment, folder)
     loaders = {
         name: loader_of(
@@ -60,6 +60,7 @@ def own_sets(spec: Data, folder: str, device: torch.device | str) -> Sets:
             transform if name == "train" else None,
             collate=given.get("collate"),
             varying=bool(given.get("varying")),
+            shape=given.get("shape"),
         )
         for name, part in parts.items()
     }
@@ -84,9 +85,11 @@ def loader_of(
     *,
     collate: Callable[[list[Any]], Any] | None = None,
     varying: bool = False,
+    shape: Sequence[int] | None = None,
 ) -> Loader:
     """A loader of a data set with positions, or of an iterable of batches."""
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+    listed = is_list_of_batches(source, shape)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not listed:
         return DatasetLoader(source, where, device, transform, collate, varying)
     if transform is not None:
         raise OptionError(
@@ -281,10 +284,29 @@ def explained(what: str) -> Iterator[None]:
 # ------------------------------------------------------------------ what a data set is like
 
 
-def _divided(parts: dict[str, Any], spec: Data, where: str) -> dict[str, Any]:
+def is_list_of_batches(source: Any, shape: Sequence[int] | None = None) -> bool:
+    """Whether a plain list holds batches, not samples.
+
+    Their inputs have an axis more than ``shape``; without one, several images have a label each.
+
+    >>> is_list_of_batches([(torch.zeros(32, 1, 8, 8), torch.zeros(32))], (1, 8, 8))
+    True
+    """
+    if not isinstance(source, list | tuple) or not source:
+        return False
+    first, *others = [*tensors_in(source[0])] or [torch.empty(())]
+    if shape is not None:
+        return first.dim() == len(shape) + 1
+    return first.dim() == 4 and bool(others) and others[0].shape == first.shape[:1]
+
+
+def _divided(
+    parts: dict[str, Any], spec: Data, where: str, shape: Sequence[int] | None
+) -> dict[str, Any]:
     """With a validation set from the training set, and as many training samples as asked for."""
     source = parts["train"]
-    if not hasattr(source, "__getitem__") or (spec.validation and "validation" in parts):
+    batches = not hasattr(source, "__getitem__") or is_list_of_batches(source, shape)
+    if batches or (spec.validation and "validation" in parts):
         wrong = "validation and subset need a torch Dataset with positions, and no validation set"
         raise OptionError(f"{where}: data.{wrong} of its own.")
     left, aside = counts(len(source), spec.validation, spec.subset, spec.name)

@@ -35,6 +35,12 @@ class Overrides:
             for _, _, path in flat(table):
                 if path[0] in ELSEWHERE:
                     raise OptionError(f"--set got {text!r}. Try {ELSEWHERE[str(path[0])]}.")
+                if path[0] == "variants" and len(path) > 1 and isinstance(path[1], str):
+                    raise OptionError(
+                        f"--set got {text!r}, and variants are a list without keys: they are "
+                        f"changed in the file. What all variants share can be set: keys of "
+                        f"{', '.join(RECORDS)}, such as train.lr=0.05, and seeds, metric, baseline."
+                    )
                 self.typed[path] = text
             self.table = laid_over(self.table, table)
 

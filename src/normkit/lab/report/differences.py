@@ -143,12 +143,19 @@ def setting_words(content: Mapping[str, Any]) -> dict[str, str]:
     values: dict[str, str] = {}
     for table in (defaults, content):
         for key, value, _ in flat({k: v for k, v in table.items() if k != "steps"}):
-            values[key] = value_words(value)
+            values[key] = value_words(_sorted(value))
     steps = content.get("steps", ())
     values["steps"] = "; ".join(map(_step_words, steps)) or "none"
     return values
 
 
+def _sorted(value: Any) -> Any:
+    """The same whatever order a file or a store has its keys in."""
+    if isinstance(value, Mapping):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _step_words(step: Mapping[str, Any]) -> str:
     more = {key: value for key, value in step.items() if key not in ("kind", "name")}
-    return f"{step['kind']} {step['name']}" + (f" ({value_words(more)})" if more else "")
+    return f"{step['kind']} {step['name']}" + (f" ({value_words(_sorted(more))})" if more else "")

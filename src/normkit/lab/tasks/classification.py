@@ -169,6 +169,7 @@ class ClassificationScore(Evaluation):
         self.names = QUANTITIES if classes > FIVE else QUANTITIES[:2]
         self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=device)
         self.answers = torch.zeros(classes, dtype=torch.float64, device=device)
+        self.truths = torch.zeros_like(self.answers)
         self.samples, self.precision, self.part = 0, precision, part
         self.criterion: Callable[[Any, Any], Tensor] | None = None  # instead of cross-entropy
         self.own_metrics: list[MetricSum] = []
@@ -186,6 +187,9 @@ class ClassificationScore(Evaluation):
         sums = [loss, correct(logits, labels)]
         answer = logits.argmax(1)
         self.answers.scatter_add_(0, answer, torch.ones_like(answer, dtype=torch.float64))
+        truth = labels.argmax(1) if labels.is_floating_point() else labels
+        truth = truth.clamp(0, len(self.truths) - 1)  # an own loss may leave out some by a -100
+        self.truths.scatter_add_(0, truth, torch.ones_like(truth, dtype=torch.float64))
         if len(self.names) > 2:
             five = logits.topk(FIVE, dim=1).indices
             sums.append((five == labels[:, None]).sum())
@@ -194,12 +198,14 @@ class ClassificationScore(Evaluation):
 
     def values(self) -> dict[str, float | list[float]]:
         """A loss that is NaN is as bad as can be."""
-        *sums, most = torch.cat([self.sums, self.answers.max()[None]]).tolist()
+        ends = torch.stack([self.answers.max(), self.truths.max()])
+        *sums, most, majority = torch.cat([self.sums, ends]).tolist()
         values = {name: value / self.samples for name, value in zip(self.names, sums, strict=True)}
         if math.isnan(values["loss"]):
             values["loss"] = math.inf
         if self.part == "test":
             values["one_class"] = most / self.samples
+            values["majority"] = majority / self.samples
         return {**values, **{each.metric.name: each.value() for each in self.own_metrics}}
 
 
