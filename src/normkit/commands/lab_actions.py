@@ -94,7 +94,7 @@ def check(options: argparse.Namespace) -> int:
     if options.scale is None:  # those that nobody has asked for may hold mistakes as well
         for scale in scales(path := find(options.file)):
             read(path, scale)
-    _check(experiment)
+    cautions = _check(experiment)
     runs, cells = experiment.runs(), experiment.cells()
     names = list(dict.fromkeys(variant.name for variant in experiment.variants))
     epochs = sum(run.setting.train.epochs for run in runs)
@@ -108,7 +108,7 @@ def check(options: argparse.Namespace) -> int:
         f"{counted(epochs, 'epoch')}. Baseline: {experiment.baseline}.",
         markup=False,
     )
-    cautions = list(checks.different_ground(experiment))
+    cautions += checks.different_ground(experiment)
     for caution in cautions:
         screen.print(f"! {caution}", markup=False, soft_wrap=True)
     facts = {
@@ -212,7 +212,8 @@ def _train_and_show(
     listener = progress_listener()
     if options.track:  # a name that is wrong, or a package that is missing, is told first
         listener = TrackedProgress(experiment, options.track, listener)
-    _check(_missing(experiment, path))
+    for caution in _check(_missing(experiment, path)):
+        print(f"! {caution}", file=sys.stderr)
     with Store(path) as store:
         store.remember(StoredExperiment.of(experiment, _text(experiment)))
         sweep.run(
@@ -245,15 +246,14 @@ def _text(experiment: Experiment) -> str:
         return ""
 
 
-def _check(experiment: Experiment) -> None:
-    """An error before anything trains, or nothing; a terminal shows what is being checked."""
+def _check(experiment: Experiment) -> list[str]:
+    """An error before anything trains, or cautions; a terminal shows what is being checked."""
     try:
         screen, markup = console(stderr=True), require("rich.markup", "cli", "The lab")
     except MissingExtra:
-        checks.check(experiment)
-        return
+        return checks.check(experiment)
     with screen.status("Checking") as line:
-        checks.check(experiment, lambda text: line.update(markup.escape(text)))
+        return checks.check(experiment, lambda text: line.update(markup.escape(text)))
 
 
 def _missing(experiment: Experiment, path: Path) -> Experiment:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,9 +89,19 @@ def test_every_problem_is_told_with_its_cell() -> None:
     assert "'gn' at norm.groups = 7 cannot be trained" in said
 
 
+def into(tried: list[Any]) -> Callable[[Any], list[str]]:
+    """A trial that only notes what is tried, and has no caution."""
+
+    def note(setting: Any) -> list[str]:
+        tried.append(setting)
+        return []
+
+    return note
+
+
 def test_equal_models_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-    monkeypatch.setattr("normkit.lab.experiment.checks.try_model", tried.append)
+    tried: list[Any] = []
+    monkeypatch.setattr("normkit.lab.experiment.checks.try_model", into(tried))
     check_models(made('\n[grid]\n"train.lr" = [0.1, 0.2, 0.3]'))
     assert len(tried) == 2
 
@@ -105,8 +117,8 @@ def test_equal_models_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_models_that_depend_on_the_batch_are_tried_for_each(
     monkeypatch: pytest.MonkeyPatch, variant: str, many: int
 ) -> None:
-    tried = []
-    monkeypatch.setattr("normkit.lab.experiment.checks.try_model", tried.append)
+    tried: list[Any] = []
+    monkeypatch.setattr("normkit.lab.experiment.checks.try_model", into(tried))
     text = FILE.replace('norm = "gn"', variant)
     check_models(parse(f'{text}\n[grid]\n"train.worker_batch" = [8, 16, 64]', "file"))
     assert len(tried) == 1 + many
@@ -115,8 +127,8 @@ def test_models_that_depend_on_the_batch_are_tried_for_each(
 def test_large_images_are_tried_two_at_a_time_whatever_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tried = []
-    monkeypatch.setattr("normkit.lab.experiment.checks.try_model", tried.append)
+    tried: list[Any] = []
+    monkeypatch.setattr("normkit.lab.experiment.checks.try_model", into(tried))
     grid = '\n[train]\ndrop_last = true\n[grid]\n"train.worker_batch" = [2, 4, 128]'
     check_models(made(grid, data='name = "imagenet"'))
     assert len(tried) == 2

@@ -23,8 +23,8 @@ name = "torch"
 name = "gn"
 norm = "gn"
 [train]
-epochs = 1
-batch = 16
+epochs = 3
+batch = 8
 """
 
 BAD = """
@@ -52,6 +52,12 @@ def detached(output, target):
 def leaves(output, target):
     sys.exit(3)
 
+def not_a_number(output, target):
+    return F.cross_entropy(output, target) * math.nan
+
+def nan_metric(output, target):
+    return math.nan
+
 class Judged(Task):
     metrics = {"score": TaskMetric()}
 
@@ -72,6 +78,30 @@ class Empty(Evaluation):
 class Silent(Judged):
     def evaluation(self, part):
         return Empty()
+
+class Nowhere(Empty):
+    def values(self):
+        return {"score": math.nan}
+
+class Lost(Judged):
+    def evaluation(self, part):
+        return Nowhere()
+
+class Numbered(torch.utils.data.Dataset):
+    def __init__(self, samples, wrong=-1):
+        self.samples, self.wrong = samples, wrong
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        return torch.randn(1, 8, 8), 7 if index == self.wrong else index % 3
+
+def data(wrong=-1, batches=False):
+    train = Numbered(40, wrong)
+    if batches:
+        train = torch.utils.data.DataLoader(train, 10)
+    return {"train": train, "test": Numbered(8), "classes": 3}
 """
 
 
@@ -140,6 +170,77 @@ def test_an_evaluation_that_is_none_is_named(
         check(made)
     with pytest.raises(NormkitError, match=named):
         train(made.runs()[0])
+
+
+def test_a_loss_that_is_nan_is_told_by_the_check(folder: Path) -> None:
+    """The check made a step with it, and said that the experiment can be trained."""
+    made = experiment(folder, 'loss = "bad.py:not_a_number"\n')
+    place = rf"\(bad\.py:{line_of('not_a_number')}\)"
+    with pytest.raises(BadExperiment, match=rf"the loss {place} of the first step is nan"):
+        check(made)
+    result = train(made.runs()[0])
+    assert result is not None
+    assert result.note.endswith(f"(bad.py:{line_of('not_a_number')}).")
+
+
+METRIC = '[metrics.mine]\nuse = "bad.py:nan_metric"\nhigher_is_better = true\n'
+
+
+@pytest.mark.parametrize(
+    ("top", "more", "metric", "line"),
+    [("", METRIC, "mine", "nan_metric"), ('task = "bad.py:Lost"\n', "", "score", "Lost")],
+)
+def test_a_metric_that_is_nan_is_no_divergence(
+    folder: Path, top: str, more: str, metric: str, line: str
+) -> None:
+    """All runs were called diverged, though the loss was finite; nobody said that a metric is."""
+    made = experiment(folder, "lr = 0.05\n" + more, top)
+    place = f"metric {metric} (bad.py:{line_of(line) + (line == 'Lost')})"
+    (caution,) = check(made)
+    assert caution.startswith(f"{place} is NaN on a batch of the test set")
+    with pytest.raises(NormkitError) as caught:
+        train(made.runs()[0])
+    assert str(caught.value).startswith(f"{place} was NaN in every evaluation")
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "named"),
+    [
+        ("wrong = 23", "", r"train: sample 23 of Numbered \(bad\.py:{line}\)"),
+        (
+            "wrong = 23",
+            "subset = 30\nsplit_seed = 1\n",
+            r"train: sample 23 of Numbered \(bad\.py:{line}\)",
+        ),
+        ("wrong = 23, batches = true", "", "train: batch 3, sample 3"),
+    ],
+)
+def test_a_label_that_is_no_class_is_told_with_its_sample(
+    folder: Path, options: str, more: str, named: str
+) -> None:
+    """It was torch's own: IndexError: Target 7 is out of bounds."""
+    table = f'[data]\nname = "bad.py:data"\noptions = {{ {options} }}\n{more}'
+    (folder / "mine.toml").write_text(TOP.replace('data = "synthetic:1x8x8x3x40"\n', "") + table)
+    named = named.format(line=line_of("Numbered"))
+    with pytest.raises(NormkitError, match=named + " has the label 7, expected 0 to 2"):
+        train(read(folder / "mine.toml").runs()[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("path,label,split\n", "has no images"), ("path,label\nbad.py,1\n", "has no column 'split'")],
+)
+def test_a_csv_without_images_is_told_with_the_experiment(
+    folder: Path, text: str, what: str
+) -> None:
+    """It was: "the column split has , expected train and test", and of no experiment."""
+    (folder / "list.csv").write_text(text)
+    table = f'[data]\nname = "csv"\npath = "{folder / "list.csv"}"\n'
+    (folder / "mine.toml").write_text(TOP.replace('data = "synthetic:1x8x8x3x40"\n', "") + table)
+    with pytest.raises(
+        BadExperiment, match=rf"mine: variant 'torch' has no data: .*list\.csv {what}"
+    ):
+        check(read(folder / "mine.toml"))
 
 
 @pytest.mark.parametrize(

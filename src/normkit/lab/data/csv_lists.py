@@ -50,6 +50,8 @@ def read_csv(path: Path, spec: Data) -> Listing:
         return listing(train, test)
     parts = _by_split(files[0], spec)
     there = [parts[name] for name in TEST_NAMES if name in parts]
+    if not parts:
+        raise MissingData(f"{files[0]} has no images: there is no line after the names. {EXPECTED}")
     if "train" not in parts or not there:
         raise CorruptData(
             f"{files[0]}: the column {SPLIT} has {', '.join(map(repr, parts))}, expected train and "

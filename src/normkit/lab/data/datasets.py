@@ -29,6 +29,7 @@ from normkit.lab.own_code import error_place, find, source_place
 PARTS = ("train", "validation", "test")
 KEYS = (*PARTS, "classes", "shape", "varying", "collate")
 VISION = "torchvision.transforms.v2"
+LEFT_OUT = -100  # a label that torch's losses leave out
 MOST_BATCHES = 1_000_000  # of an iterable that does not say how many it has
 
 
@@ -104,8 +105,28 @@ def loader_of(
     return BatchesLoader(source, where, device, varying)
 
 
+def check_labels(batch: Any, classes: int, place: Callable[[int], str]) -> None:
+    """Refuse a label that is no class, where a batch is a pair with labels as whole numbers."""
+    if not classes or not isinstance(batch, tuple | list) or len(batch) != 2:
+        return
+    labels = batch[1]
+    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.dtype != torch.int64:
+        return
+    if labels.device.type != "cpu":  # nobody waits for a GPU here
+        return
+    wrong = ((labels < 0) | (labels >= classes)) & (labels != LEFT_OUT)
+    if wrong.any():
+        first = int(wrong.nonzero()[0])
+        raise OptionError(
+            f"{place(first)} has the label {int(labels[first])}, expected 0 to {classes - 1}. Try "
+            'another number of "classes" beside train and test, or other labels.'
+        )
+
+
 class DatasetLoader(Loader):
     """Batches of a data set that has its samples by position."""
+
+    label_classes = 0  # where labels are classes: how many there are
 
     def __init__(
         self,
@@ -156,11 +177,23 @@ class DatasetLoader(Loader):
                     '"collate" beside train and test.'
                 )
         with explained(f"{self.where}: samples {indices[0]} … {indices[-1]} make no batch"):
-            return self.collate(samples)
+            batch = self.collate(samples)
+        check_labels(batch, self.label_classes, lambda place: self._sample(indices[place]))
+        return batch
+
+    def _sample(self, index: int) -> str:
+        """A sample as the author counts them, and where its data set is written."""
+        source: Any = self.source
+        while isinstance(source, Subset):
+            index, source = source.indices[index], source.dataset
+        kind = type(source)
+        return f"{self.where}: sample {index} of {kind.__name__}{source_place(kind)}"
 
 
 class BatchesLoader(Loader):
     """An iterable that gives whole batches, such as a DataLoader: their size is its own."""
+
+    label_classes = 0  # where labels are classes: how many there are
 
     def __init__(
         self, source: Iterable[Any], where: str, device: torch.device, varying: bool = False
@@ -211,6 +244,8 @@ class BatchesLoader(Loader):
                     f'{self.shape}. Try one size, or say "varying": True beside train and test.'
                 )
             if number >= start:
+                where = f"{self.where}: batch {number + 1}"
+                check_labels(given, self.label_classes, f"{where}, sample {{}}".format)
                 yield given
 
     def _numbered(self, seed: int, epoch: int) -> Iterator[Any]:

@@ -60,20 +60,24 @@ SAME_GROUND = (
 )  # fmt: skip
 
 
-def check(experiment: Experiment, tell: Tell = lambda message: None) -> None:
+def check(experiment: Experiment, tell: Tell = lambda message: None) -> list[str]:
     """Look for the data sets, count the classes and the batches, then try the models.
 
-    ``tell`` hears what is being tried: large networks take a second or two each.
+    ``tell`` hears what is being tried: large networks take a second or two each. What is returned
+    are cautions: what need not be wrong, but looks like it.
     """
     tell("Looking for the data")
     check_data(experiment)
-    for variant in _distinct_data(experiment):
+    own = [each for each in _distinct_data(experiment) if each.setting.data.name in OWN_DATA]
+
+    def look(variant: Variant) -> None:
         spec = variant.setting.data
-        if spec.name in OWN_DATA:
-            tell(f'{spec.path} has data.fingerprint = "{data.fingerprint(spec)}"')
+        tell(f'{spec.path} has data.fingerprint = "{data.fingerprint(spec)}"')
+
+    _try_each(experiment, own, look, "has no data")
     check_metric(experiment)
     check_batches(experiment)
-    check_models(experiment, tell)
+    return check_models(experiment, tell)
 
 
 def check_data(experiment: Experiment) -> None:
@@ -120,16 +124,18 @@ def _once(function: Callable[[Setting], Any]) -> Callable[[Setting], Any]:
     return asked
 
 
-def check_models(experiment: Experiment, tell: Tell = lambda message: None) -> None:
+def check_models(experiment: Experiment, tell: Tell = lambda message: None) -> list[str]:
     """An error that names every variant whose model cannot be built, converted or run."""
     variants = list(_distinct_models(experiment))
     numbers = iter(range(1, len(variants) + 1))
+    cautions: dict[str, None] = {}
 
     def attempt(variant: Variant) -> None:
         tell(f"Trying model {next(numbers)} of {len(variants)}: {_name(variant)}")
-        try_model(variant.setting)
+        cautions.update(dict.fromkeys(try_model(variant.setting)))
 
     _try_each(experiment, variants, attempt, "cannot be trained")
+    return list(cautions)
 
 
 def different_ground(experiment: Experiment) -> list[str]:
@@ -279,8 +285,11 @@ def last_batch(setting: Setting, count: Callable[[Setting], int] | None = None) 
     return LastBatch(plan.samples, batch, sharing)
 
 
-def try_model(setting: Setting) -> None:
-    """Build the model of a setting, and run it once in training mode and once in eval mode."""
+def try_model(setting: Setting) -> list[str]:
+    """Build the model of a setting, and run it once in training mode and once in eval mode.
+
+    What is returned are cautions.
+    """
     task = make_task(setting)
     classes, shape = task.classes_and_shape(setting)
     try:
@@ -294,8 +303,7 @@ def try_model(setting: Setting) -> None:
     norms = [module for module in model.modules() if isinstance(module, Normalizer)]
     multiple = max((norm.batch_multiple for norm in norms), default=1)
     samples = max(multiple, min(_sharing_statistics(setting.train), _few(shape)))
-    if has_choices(setting):
-        try_step(setting)
+    cautions = try_step(setting) if has_choices(setting) else []
     for training in (True, False):
         _run(task, model.train(training), samples, classes, shape)
     last = last_batch(setting)
@@ -307,6 +315,7 @@ def try_model(setting: Setting) -> None:
             _run(task, model.train(), size, classes, shape)
         except NormkitError as error:
             raise OptionError(f"{last}: {error} Try train.drop_last = true.") from error
+    return cautions
 
 
 def has_choices(setting: Setting) -> bool:
@@ -317,7 +326,7 @@ def has_choices(setting: Setting) -> bool:
     return any(chosen) or not lab or train.schedule == "one_cycle"
 
 
-def try_step(setting: Setting) -> None:
+def try_step(setting: Setting) -> list[str]:
     """One step and one batch of evaluation with what the author has written or chosen.
 
     Sets of the lab, which may be large, are stood in for by drawn images of their shape.
@@ -336,7 +345,7 @@ def try_step(setting: Setting) -> None:
         sets = replace(data.load(Data(f"synthetic:{sizes}", validation=share)), classes=classes)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an untrained model, a handful of samples
-        Training(Run(trial, 1), sets).try_out()
+        return Training(Run(trial, 1), sets).try_out()
 
 
 def _run(task: Task, model: nn.Module, samples: int, classes: int, shape: Shape) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -181,6 +182,8 @@ def outcome(result: Result, metric: str, percent: bool = True) -> str:
     score = result.score(metric)
     if score is None:
         return result.status
+    if not math.isfinite(score):
+        return f"diverged: {metric} is {score}, and the loss was finite"
     return f"{metric} {score:.2%}" if percent else f"{metric} {score:.4f}"
 
 

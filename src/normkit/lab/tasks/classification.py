@@ -109,6 +109,11 @@ class Classification(Task):
                 f"{setting.data.name} does not say how many classes there are. Try "
                 '{"train": …, "test": …, "classes": 10}, or labels in its attribute targets.'
             )
+        train = setting.train  # a loss of one's own may count classes as it likes
+        if not train.loss or (train.loss.startswith("torch.") and not train.loss_options):
+            for loader in filter(None, (sets.train, sets.validation, sets.test)):
+                if hasattr(loader, "label_classes"):
+                    loader.label_classes = sets.classes
         return sets
 
     def check_metric(self, metric: str, classes: int) -> None:

@@ -136,7 +136,7 @@ class Training:
             recorded = f"no: {reason}"
         chosen = () if self.note else selected(self.train, self.records, *main_metric(self.task))
         counting = [each for each in self.records if each.epoch in chosen]
-        return Result(
+        result = Result(
             run=self.run.id,
             status=DIVERGED if self.note else DONE,
             selected=chosen,
@@ -158,6 +158,14 @@ class Training:
             collapsed=self.task.collapsed(counting),
             pictures=self._pictures(),
         )
+        # of outputs that are all the same, a correlation is NaN by right
+        told = [each for each in self.records if not is_constant(each)]
+        if not self.note and (nan := self._nan_metrics(told)):
+            raise TaskError(
+                f"{' and '.join(nan)} was NaN in every evaluation, and the loss was finite: that "
+                "is an error of the metric, and no divergence."
+            )
+        return result
 
     def _early(self) -> str:
         if self.epoch >= self.train.epochs or self.note:
@@ -277,14 +285,47 @@ class Training:
             )
         )
 
-    def try_out(self) -> None:
-        """One step and one batch of an evaluation, to see whether the task can do both."""
+    def try_out(self) -> list[str]:
+        """One step and one batch of an evaluation, to see whether the task can do both.
+
+        What is returned are cautions: a metric may be NaN for a handful of samples.
+        """
         self.step()
+        loss = self.trainer.losses(1)[0]
+        if not math.isfinite(loss) and self.train.precision not in PATIENCE:
+            raise TaskError(
+                f"the loss{self.task.loss_place()} of the first step is {loss}, expected a finite "
+                "number. Try it on an output of the untrained model."
+            )
         evaluation = self._evaluation("test")
         with self.run_device.here():
             next(self._evaluate("test", evaluation), None)
             with explained(self.task, "evaluation"):
-                self._check_metrics({"test": evaluation.values()})
+                values = evaluation.values()
+            self._check_metrics({"test": values})
+        first = Epoch.of({f"test_{name}": value for name, value in values.items()}, epoch=1)
+        return [
+            f"{metric} is NaN on a batch of the test set, with a finite loss. A run of which every "
+            "evaluation is NaN fails."
+            for metric in self._nan_metrics([first])
+        ]
+
+    def _nan_metrics(self, epochs: Sequence[Epoch]) -> list[str]:
+        """The author's metrics that were never a number, though the network's answers were."""
+        kind = type(self.task)
+        places = dict.fromkeys(self.task.metrics, source_place(kind.evaluation))
+        chosen = {each.name: source_place(each.kind) for each in self.task.own_metrics}
+        names = [name for name, place in (places | chosen).items() if place or name in chosen]
+        losses = [loss for each in epochs if (loss := each.value("loss")) is not None]
+        state = self.trainer.model.state_dict().values()
+        if not all(map(math.isfinite, losses)) or not all(t.isfinite().all() for t in state):
+            return []
+        found = []
+        for name in names:
+            values = [value for each in epochs if (value := each.value(name)) is not None]
+            if values and all(map(math.isnan, values)):
+                found.append(f"metric {name}{(places | chosen)[name]}")
+        return found
 
     def _check_metrics(self, found: Mapping[str, Mapping[str, Any]]) -> None:
         name, _ = main_metric(self.task)
@@ -321,6 +362,11 @@ def main_metric(task: Task) -> tuple[str, bool]:
     """The name of a task's score, and whether more of it is better."""
     name = next(iter(task.metrics))
     return name, task.metrics[name].higher_is_better
+
+
+def is_constant(epoch: Epoch) -> bool:
+    """Whether the network had one answer to all of the test set."""
+    return epoch.test_one_class == 1 or bool(epoch.metrics.get("test_constant"))
 
 
 def diverged_at(losses: Sequence[float], precision: str = "float32") -> int | None:
