@@ -164,3 +164,17 @@ def test_a_picture_is_a_png() -> None:
     assert shown.size == (6, 4)
     pixel = shown.getpixel((5, 3))
     assert pixel == tuple((image[:, 3, 5] * 255).round().int().tolist())
+
+
+def test_a_task_says_what_is_watched_where_the_file_does_not(folder: Path) -> None:
+    task = folder / "mytask.py"
+    source = task.read_text()
+    metrics = "    metrics = {"
+    task.write_text(source.replace(metrics, '    watch = ("condensation",)\n' + metrics))
+    run = read(folder / "mine.toml").runs()[0]
+    found = train(run)
+    assert found is not None
+    assert "condensation" in found.epochs[-1].measures
+    task.write_text(source.replace(metrics, '    watch = ("condensaton",)\n' + metrics))
+    with pytest.raises(OptionError, match="watch of Contrastive has 'condensaton'"):
+        train(read(folder / "mine.toml").runs()[0])

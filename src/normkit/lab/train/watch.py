@@ -41,16 +41,18 @@ class EpochMeasures:
     """Measures a model without changing it. The fixed batch is the same for all variants."""
 
     def __init__(self, trainer: Trainer, sets: Any, watch: Watch) -> None:
-        for name in watch.measures:
+        self.asked = watch.measures or tuple(trainer.task.watch)
+        said = "watch.measures" if watch.measures else f"watch of {type(trainer.task).__name__}"
+        for name in self.asked:
             if name not in MEASURES:
-                raise OptionError(f"watch.measures has {name!r}. {nearest(name, MEASURES)}")
+                raise OptionError(f"{said} has {name!r}. {nearest(name, MEASURES)}")
         self.model, self.modes, self.epochs = trainer.model, trainer.modes, trainer.plan.epochs
         self.sets, self.watch, self.task = sets, watch, trainer.task
         self._batch: Any = None
 
     def due(self, epoch: int) -> bool:
         """Whether anything is measured after an epoch; 0 is before the first."""
-        return bool(self.watch.measures) and (epoch % self.watch.every == 0 or epoch == self.epochs)
+        return bool(self.asked) and (epoch % self.watch.every == 0 or epoch == self.epochs)
 
     def measure(self, epoch: int) -> Mapping[str, Any]:
         """Every measure that was asked for: a number, or a list with one for each norm.
@@ -59,7 +61,7 @@ class EpochMeasures:
         is left out.
         """
         values: dict[str, Any] = {}
-        asked = self.watch.measures
+        asked = self.asked
         if "condensation" in asked:
             values["condensation"] = self._condensation()
         if "esm" in asked and epoch:  # before the first there are no estimates
