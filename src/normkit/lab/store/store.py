@@ -157,7 +157,10 @@ class Store(Reader):
         """Keep what was asked for, once; asked again, it is the latest."""
         record = experiment.to_json()
         key = hashlib.sha256(record.encode()).hexdigest()[:20]
-        now = "strftime('%Y-%m-%d %H:%M:%f', 'now')"  # two may be asked for in one second
+        form = "'%Y-%m-%d %H:%M:%f'"
+        # two may be asked for in one millisecond
+        after = f"(SELECT strftime({form}, max(saved), '+0.001 seconds') FROM experiments)"
+        now = f"max(strftime({form}, 'now'), coalesce({after}, ''))"
         with self._transaction() as base:
             change = f"INSERT OR REPLACE INTO experiments VALUES (?, ?, {now})"
             base.execute(change, (key, record))
