@@ -164,8 +164,12 @@ def test_experiments_are_remembered_once_the_latest_last(folder: Path) -> None:
         return StoredExperiment.of(made, "a text")
 
     with Store(folder / "my.sqlite") as store:
-        for epochs in (2, 3, 2, 3, 2, 3, 2):  # in less than a millisecond each
+        for epochs in (2, 3):
             store.remember(asked(epochs))
+        # written in the same millisecond, or before the clock was set back
+        with sqlite3.connect(folder / "my.sqlite") as base:
+            base.execute("UPDATE experiments SET saved = '2999-12-31 23:00:00.000'")
+        store.remember(asked(2))
         first, last = store.experiments()
     assert dict(first.variants[0].cell)["train.epochs"] == 3
     assert last.variants == asked(2).variants

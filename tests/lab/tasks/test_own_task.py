@@ -15,7 +15,7 @@ from normkit.lab.experiment.reading import read
 from normkit.lab.results import Epoch, Result
 from normkit.lab.statistics import compare
 from normkit.lab.tasks import load_sets
-from normkit.lab.tasks.pictures import encoded
+from normkit.lab.tasks.drawing import encoded
 from normkit.lab.train import Training, train, train_together
 from tests.lab.train.stand_ins import numbers
 

@@ -20,7 +20,7 @@ from normkit.lab.results import DIVERGED, DONE, Epoch, Result
 from normkit.lab.tasks import Evaluation, Task, make_task
 from normkit.lab.tasks.base import TaskError
 from normkit.lab.tasks.criteria import shown_loss
-from normkit.lab.tasks.pictures import encoded
+from normkit.lab.tasks.drawing import encoded
 from normkit.lab.train.batches import EpochPlan
 from normkit.lab.train.checkpoint import check_state, load_state, state_of
 from normkit.lab.train.cuda_graph import Capture, is_recorded
