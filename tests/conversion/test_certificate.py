@@ -59,6 +59,49 @@ def test_the_words_fit_the_numbers() -> None:
     assert "Measured in eval mode with the given input (4, 3, 8, 8), float32." in str(other)
 
 
+class Boxes(nn.Module):
+    """A detector in small: it gives the places where its map is above a bound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 8, 3), trained(nn.BatchNorm2d(8)))
+        self.bound = 0.0
+
+    def forward(self, x: list[Tensor]) -> list[dict[str, Tensor]]:
+        maps = self.backbone(torch.stack(x)).mean(1)
+        return [{"boxes": (m > self.bound).nonzero().float()} for m in maps]
+
+
+def test_a_detector_that_finds_other_boxes_is_compared_by_its_maps() -> None:
+    """Its certificate began with "The output differs by inf relative": the numbers of boxes before
+    and after were not the same, which is no difference of infinity."""
+    model, x = Boxes().eval(), list(images())
+    before = model.backbone(torch.stack(x))
+    certificate = plan_conversion(model, "gn", example=x).apply()
+    after = model.backbone(torch.stack(x))
+    assert certificate.difference is None
+    assert certificate.reshaped
+    assert certificate.inside == {"backbone": pytest.approx(relative(before, after), rel=1e-5)}
+    first = str(certificate).splitlines()[0]
+    assert "inf" not in first
+    assert f"what backbone gives differs by {certificate.inside['backbone']:.1e} relative" in first
+    assert json.loads(certificate.to_json())["inside"].keys() == {"backbone"}
+
+
+def test_other_boxes_from_the_same_maps_are_no_contradiction() -> None:
+    """Boxes that the last digit decides over come and go, whatever is exact."""
+
+    class Wavering(Boxes):
+        def forward(self, x: list[Tensor]) -> list[dict[str, Tensor]]:
+            self.bound += 0.1
+            return super().forward(x)
+
+    certificate = plan_conversion(Wavering().eval(), "bn", example=list(images())).apply()
+    assert certificate.reshaped
+    assert certificate.inside["backbone"] <= certificate.tolerance
+    assert not certificate.contradicts_exactness
+
+
 def test_json() -> None:
     certificate = plan_conversion(trained(Net()), "ubn").apply(images())
     read = json.loads(certificate.to_json())

@@ -105,6 +105,37 @@ def test_frozen_norms_of_torchvision() -> None:
     assert not any(p.requires_grad for p in model.features[0][1].parameters())
 
 
+def test_to_the_frozen_norm_of_torchvision_and_back() -> None:
+    """By name and by class; in float64, where the order of a few products does not show."""
+    frozen = torchvision.ops.FrozenBatchNorm2d
+    parts = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4, eps=1e-3))
+    model = trained(nn.Sequential(*parts)).eval().double()
+    x = IMAGES[..., :9, :9].double()
+    expected = output(model, x)
+    for target in ("torchvision_frozen_bn", "bn", frozen, "torch_bn"):
+        plan = plan_conversion(model, target)
+        assert plan.apply(x).exact
+        assert relative(expected, output(model, x)) < 1e-12
+        kinds = {type(site.norm) for site in nk.survey(model)}
+        named = target in ("torchvision_frozen_bn", frozen)
+        assert kinds == {{"bn": nk.BN, "torch_bn": nn.BatchNorm2d}.get(str(target), frozen)}
+        assert ("become buffers" if named else "stay untrained") in str(plan)
+    assert not model[1].weight.requires_grad
+    nk.convert(model, frozen, example=x)
+    assert plan_conversion(model, frozen).count("keep") == 2
+    assert plan_conversion(model, frozen, eps=1e-3).count("convert") == 1
+
+
+def test_frozen_norms_of_torchvision_need_statistics_and_images() -> None:
+    for norm, reason in (
+        (nn.GroupNorm(2, 4), "keeps no running statistics"),
+        (nn.BatchNorm1d(4), "it is for images, and this norm has 1 spatial axes"),
+    ):
+        plan = plan_conversion(nn.Sequential(norm), "torchvision_frozen_bn")
+        assert plan.count("convert") == 0
+        assert reason in str(plan)
+
+
 def test_a_detector() -> None:
     """Its boxes are chosen and sorted, so that rounding may show; each layer is exact."""
     model = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(

@@ -25,6 +25,7 @@ Wish = tuple[str | type | Target, dict[str, Any]]
 """What a norm is to become, and with which options."""
 GAINS = "gets a trainable scale and shift, which it had not"
 UNTRAINED = "{} stay untrained, as it had none (requires_grad_(True) on the model would train them)"
+STAYS_FROZEN = "weight and bias stay untrained, as they were: requires_grad_(True) would train them"
 USUAL_RANK = 2  # spatial axes, as of images
 OF_CHECKPOINTS = (
     "_state_dict_hooks",
@@ -145,7 +146,7 @@ def _left(site: Site, action: Action, reason: str) -> Step:
 
 
 def _is_already(norm: nn.Module, target: Target, options: dict[str, Any]) -> bool:
-    if unfrozen_class(norm) not in target.classes:
+    if not target.has(unfrozen_class(norm)):
         return False
     asked = {"num_groups" if isinstance(norm, nn.GroupNorm) and k == "groups" else k: v
              for k, v in options.items()}  # fmt: skip
@@ -208,6 +209,8 @@ def _account(
         notes.append(f"shared by {', '.join(site.paths)}")
     if norm._parameters.get("weight") is not None and "weight" in layer._buffers:
         notes.append("weight and bias become buffers, which are not trained")
+    elif norm._buffers.get("weight") is not None and layer._parameters.get("weight") is not None:
+        notes.append(STAYS_FROZEN)
     return Step(
         path=site.path,
         was=describe(site.module),

@@ -56,6 +56,11 @@ class Certificate:
     """The number type of the output."""
     difference: float | None = None
     """Of the model's output: max |after − before| / max |before|; None if not measured."""
+    inside: dict[str, float] = field(default_factory=dict)
+    """Where outputs cannot be compared number by number, as boxes: the same measure of what the
+    last part of the model gives that has one shape before and after, as a backbone its maps."""
+    reshaped: bool = False
+    """Whether the output has other shapes than before, as of a detector that finds other boxes."""
     layers: dict[str, float] = field(default_factory=dict)
     """Of each new layer, on the input that the old one got: the same measure."""
     unreached: tuple[str, ...] = ()
@@ -84,7 +89,8 @@ class Certificate:
     @property
     def contradicts_exactness(self) -> bool:
         """Whether something was measured that differs by more than rounding explains."""
-        unmeasured = self.layers_exact and (self.difference is None or self.rounding_is_enough)
+        compared = self.difference is not None or self.reshaped
+        unmeasured = self.layers_exact and (not compared or self.rounding_is_enough)
         return self.probed and not self.exact and not unmeasured
 
     @property
@@ -108,17 +114,23 @@ class Certificate:
             return f"Exact to rounding: the output differs by {self.difference:.1e} relative."
         if not self.finite:
             return "The output is not finite any more: it was before."
-        text = (
-            "The output has no numbers to compare"
-            if self.difference is None
-            else f"The output differs by {self.difference:.1e} relative"
-        )
+        text = self._in_numbers()
         if not self.layers:
             return f"{text}."
         if self.layers_exact:
             return f"{text}, though each layer alone is exact to rounding."
         assert self.worst is not None
         return f"{text}; the layer that differs most is {self.worst[0]} ({self.worst[1]:.1e})."
+
+    def _in_numbers(self) -> str:
+        if self.difference is not None:
+            return f"The output differs by {self.difference:.1e} relative"
+        if not self.reshaped:
+            return "The output has no numbers to compare"
+        text = "The output has other shapes than before, as of a detector that finds other boxes"
+        parts = [f", and what {path} gives differs by {x:.1e} relative" for path, x in
+                 self.inside.items()]  # fmt: skip
+        return text + "".join(parts)
 
     def __str__(self) -> str:
         lines = [f"{self.title}: {self.converted} norm(s) converted. {self.verdict}"]
@@ -143,6 +155,8 @@ class Certificate:
             "probe": self.probe,
             "dtype": self.dtype,
             "difference": _plain(self.difference),
+            "reshaped": self.reshaped,
+            "inside": {path: _plain(value) for path, value in self.inside.items()},
             "tolerance": self.tolerance,
             "layers": {path: _plain(value) for path, value in self.layers.items()},
             "unreached": list(self.unreached),
@@ -205,6 +219,8 @@ class Before:
     unreached: list[str] = field(default_factory=list)
     samples: dict[str, int] = field(default_factory=dict)
     """How many samples a layer got, where that is not the number that the model got."""
+    inside: dict[str, list[Tensor]] = field(default_factory=dict)
+    """What the parts of a model give whose own output has no row for each sample."""
 
 
 def measure_before(model: nn.Module, edits: Sequence[Edit], example: object) -> Before | Probe:
@@ -272,24 +288,31 @@ def certify(
         )
     dtype = before.output[0].dtype if before.output else torch.float32
     gap = difference(before.output, output) if before.output or output else None
+    reshaped = [t.shape for t in before.output] != [t.shape for t in output]
+    inside = _compare_parts(model, before) if reshaped else {}
     certificate = Certificate(
         title,
         len(replaced),
         before.probe.text,
         True,
         dtype=str(dtype).removeprefix("torch."),
-        difference=gap,
+        difference=None if reshaped else gap,
+        inside=inside,
+        reshaped=reshaped,
         layers=before.layers,
         unreached=tuple(before.unreached),
         tolerance=rounding(dtype),
         notes=tuple(notes),
         finite=_finite(output) or not _finite(before.output),
     )
+    if inside and max(inside.values()) <= certificate.tolerance:
+        return replace(certificate, rounding_is_enough=True)
     if replaced and certificate.layers_exact and not certificate.exact and gap is not None:
         change = sensitivity(model, before.probe)
         if change >= SIMILAR * gap:
+            much = "its shapes" if reshaped else f"by {change:.1e}"
             note = (
-                f"With an input that differs in its last digits the output changes by {change:.1e}"
+                f"With an input that differs in its last digits the output changes {much}"
                 " as well: rounding is enough."
             )
             return replace(certificate, notes=(*notes, note), rounding_is_enough=True)
@@ -337,7 +360,40 @@ def _run_before(model: nn.Module, edits: Sequence[Edit], probe: Probe) -> Before
             if edit.paths[0] not in before.layers and edit.old is not None:
                 before.unreached.append(edit.paths[0])
                 _compare_on_numbers(edit.old, hook)
+    images = samples_in(probe.example)
+    if not before.output or any(t.dim() == 0 or len(t) != images for t in before.output):
+        before.inside = _outputs_of_parts(model, probe)
     return before
+
+
+def _outputs_of_parts(model: nn.Module, probe: Probe) -> dict[str, list[Tensor]]:
+    """What each child of a model gives, in the order of the calls."""
+    outputs: dict[str, list[Tensor]] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            outputs.pop(name, None)  # the last call counts
+            outputs[name] = [t.detach().clone() for t in leaves(output)]
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, child in model.named_children():
+            stack.callback(child.register_forward_hook(keep(name)).remove)
+        stack.enter_context(undisturbed(model))
+        stack.enter_context(full_precision(model))
+        probe.run(model)
+    return outputs
+
+
+def _compare_parts(model: nn.Module, before: Before) -> dict[str, float]:
+    """How much the last part differs whose output has the shapes that it had; empty if none."""
+    after = _outputs_of_parts(model, before.probe) if before.inside else {}
+    for name in reversed(before.inside):
+        old, new = before.inside[name], after.get(name, [])
+        if old and [t.shape for t in old] == [t.shape for t in new]:
+            return {name: difference(old, new)}
+    return {}
 
 
 def _run_after(

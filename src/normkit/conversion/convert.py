@@ -87,10 +87,10 @@ def plan_conversion(
     """A plan to turn the norms of a model into another kind. Nothing is changed yet.
 
     ``to`` is a name of the catalog such as "gn" or "ubn", or "torch_bn", "torch_gn", "sync_bn",
-    or one of these classes; ``options`` are those of the layer. ``where`` chooses norms, see
-    ``select``; without it batch norms are converted, or, in a model without any, all norms.
-    ``example`` is an input of the model: it shows what feeds what, and is what ``apply`` measures
-    with. ``optimizer``, one or several, will get the new parameters.
+    "torchvision_frozen_bn", or one of these classes; ``options`` are those of the layer. ``where``
+    chooses norms, see ``select``; without it batch norms are converted, or, in a model without
+    any, all norms. ``example`` is an input of the model: it shows what feeds what, and is what
+    ``apply`` measures with. ``optimizer``, one or several, will get the new parameters.
 
     Each layer takes over what it can: scale, shift, running statistics, eps, momentum, mode,
     device and type, a fused activation, hooks. The printed plan says what is carried, what
@@ -120,7 +120,7 @@ def plan_conversion(
     besides = set() if where is not None else _besides_batch_norms(sites)
 
     def wish(site: Site) -> Wish | str:
-        if site in besides and type(site.norm) not in target.classes:
+        if site in besides and not target.has(type(site.norm)):
             return f'no batch norm, and not asked for: try where="kind:{site.kind}"'
         return target, options
 

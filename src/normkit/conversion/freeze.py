@@ -86,7 +86,7 @@ def unfreeze(model: nn.Module, what: str = "both", where: Any = None) -> list[st
 
     Parameters get the requires_grad they had, and statistics the mode of the last train() or
     eval(): the model is what it would be without the freezing. Layers of kind frozen_bn are not
-    frozen but made so: convert them to bn.
+    frozen but made so: convert them to bn, and model.requires_grad_(True) to train their scales.
     """
     parts = _parts("unfreeze", what)
     norms = {site.path: site.norm for site in _chosen(model, where)}

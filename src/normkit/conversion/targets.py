@@ -1,4 +1,4 @@
-"""What a norm can become: a layer of the catalog, or one of torch's own."""
+"""What a norm can become: a layer of the catalog, one of torch's own, torchvision's frozen one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from normkit.catalog import ENTRIES, meant, names, spoken_form, suggestion
 from normkit.core.groups import resolve_groups
+from normkit.core.optional_dependencies import require
 from normkit.core.trained import STATISTICS, TrainedBN
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.layers.base import Normalizer
@@ -20,6 +21,7 @@ Taken = dict[str, str]
 TORCH_BN = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 WEIGHTS = names("weight")
 BATCH_OPTIONS = ("eps", "momentum", "affine", "track_running_stats")
+FROZEN = "torchvision.ops.misc.FrozenBatchNorm2d"
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,16 @@ class Target:
     """What is of this kind already."""
     from_bn: bool
     """Whether it equals a batch norm in eval mode."""
+    class_name: str = ""
+    """Of a class that is not imported before it is needed: module and name."""
+
+    def has(self, kind: type) -> bool:
+        """Whether a class is of this kind already."""
+        return kind in self.classes or f"{kind.__module__}.{kind.__name__}" == self.class_name
 
     @property
     def missing_choice(self) -> Callable[[dict[str, Any]], str]:
-        layer = self.classes[0]
+        layer = next(iter(self.classes), nn.Module)
         return layer.missing_choice if issubclass(layer, Normalizer) else lambda asked: ""
 
     def check(self, options: dict[str, Any]) -> None:
@@ -55,7 +63,7 @@ def find_target(to: str | type) -> Target:
     """
     if isinstance(to, type):
         for target in TARGETS.values():
-            if to in target.classes:
+            if target.has(to):
                 return target
         raise UnknownName(
             f"{to.__name__} is no layer that norms can be converted to. Try one of "
@@ -108,6 +116,18 @@ def _torch_gn(bn: TrainedBN, rank: int, asked: dict[str, Any]) -> tuple[nn.Modul
     return _started(nn.GroupNorm(groups, bn.channels, **options), bn)
 
 
+def _torchvision_frozen_bn(
+    bn: TrainedBN, rank: int, asked: dict[str, Any]
+) -> tuple[nn.Module, Taken]:
+    if not bn.tracked:
+        raise OptionError("it keeps no running statistics that could be frozen")
+    if rank != 2:
+        raise OptionError(f"it is for images, and this norm has {rank} spatial axes: try frozen_bn")
+    misc = require("torchvision.ops", "models", "torchvision_frozen_bn")
+    layer = misc.FrozenBatchNorm2d(bn.channels, **{"eps": bn.eps, **asked})
+    return _started(layer.to(**_type(bn)), bn)
+
+
 def _filled(kind: type[nn.Module], bn: TrainedBN, asked: dict[str, Any]) -> tuple[nn.Module, Taken]:
     usual = {"eps": bn.eps, "momentum": bn.momentum, "affine": bn.affine}
     if bn.pools_samples and not bn.tracked:  # or eval mode would use statistics of nothing
@@ -146,6 +166,7 @@ _OF_TORCH = (
     Target("torch_gn", _torch_gn, ("groups", "group_policy", "eps", "affine"), (nn.GroupNorm,),
            False),
     Target("sync_bn", _sync_bn, (*BATCH_OPTIONS, "process_group"), (nn.SyncBatchNorm,), True),
+    Target("torchvision_frozen_bn", _torchvision_frozen_bn, ("eps",), (), True, FROZEN),
 )  # fmt: skip
 TARGETS: dict[str, Target] = {
     **{name: _catalog_target(name) for name in names("activation")},
