@@ -115,24 +115,38 @@ class Stage:
     cell: Mapping[str, object] = field(default_factory=dict)
 
 
-# by value: what users ask first, then what is cheap
+WARM = {"train.warmup": 1}
+FAR = {"norm.mean_spread": 4.0, "norm.std_spread": 4.0}
+# by value: the headlines, then every claim on one schedule, then the other one and the rest of grids
 STAGES = (
     Stage("a-small-start-scale"),
     Stage("g-ubn"),
-    Stage("l-ws-bcn"),
-    Stage("m-worker-batch", cell={"train.warmup": 1}),
     Stage("c-each-half"),
-    Stage("m-worker-batch", cell={"train.warmup": 0}),
+    Stage("l-ws-bcn", seeds=8),
+    Stage("m-worker-batch", cell=WARM),
+    Stage("l-weight-norms", cell=WARM),
+    Stage("b-lower-rate", cell={**WARM, "train.epochs": 5}),
+    Stage("g-rectifications", cell=WARM),
+    Stage("k-disturbed-statistics", cell=WARM),
+    Stage("f-gates-without-samples", cell=WARM),
+    Stage("o-singularities", cell={**WARM, **FAR}),
+    Stage("e-forms-of-the-scale", cell=WARM),
+    Stage("d-input-norm", cell=WARM),
+    Stage("g-threshold", cell=WARM),
+    Stage("g-batch-sizes", cell=WARM),
+    Stage("l-ws-bcn"),
+    Stage("m-worker-batch"),
     Stage("l-weight-norms"),
+    Stage("b-lower-rate"),
     Stage("g-rectifications"),
-    Stage("o-singularities"),
+    Stage("k-disturbed-statistics"),
     Stage("f-gates-without-samples"),
     Stage("e-forms-of-the-scale"),
     Stage("d-input-norm"),
-    Stage("k-disturbed-statistics"),
     Stage("g-threshold"),
-    Stage("b-lower-rate"),
     Stage("g-batch-sizes"),
+    Stage("j-xbn-positions"),
+    Stage("o-singularities"),
 )
 
 
