@@ -71,9 +71,10 @@ class Trained:
     def __init__(self) -> None:
         self.options: dict[str, Any] = {}
 
-    def __call__(self, experiment: Experiment, store: Store, **options: Any) -> list[Result]:
+    def __call__(self, experiments: list[Experiment], store: Store, **options: Any) -> list[Result]:
         self.options = options
-        fill(experiment, store.path)
+        for experiment in experiments:
+            fill(experiment, store.path)
         return list(store.results().values())
 
 
@@ -119,13 +120,40 @@ def test_options_reach_the_sweep(normkit: Run, trained: Trained) -> None:
     ran = normkit(
         *("lab", "run", "small.toml", "--seeds", "3", "--workers", "5", "--device", "cuda:1"),
         *("--engine", "ray", "--store", "elsewhere/my.sqlite", "--no-report"),
+        *("--together", "2", "--minutes", "1.5"),
     )
     assert ran.status == 0, ran.err
     del trained.options["progress"]
-    assert trained.options == {"workers": 5, "device": "cuda:1", "engine": "ray"}
+    assert trained.options == {
+        "workers": 5, "device": "cuda:1", "engine": "ray", "together": 2, "seconds": 90.0
+    }  # fmt: skip
     with Store("elsewhere/my.sqlite") as store:
         assert len(store.results()) == 6
     assert not Path("results").exists()
+
+
+def test_several_experiments_in_one_go(normkit: Run, nets: Path, trained: Trained) -> None:
+    (nets / "other.toml").write_text(TEXT.replace("epochs = 1", "epochs = 2"), encoding="utf-8")
+    both = ("lab", "run", "small.toml", "other.toml", "--json", "-")
+    ran = normkit(*both, "--store", "both.sqlite")
+    assert ran.status == 0, ran.err
+    assert [each["done"] for each in json.loads(ran.out)] == [4, 4]
+    assert {file.name for file in nets.glob("*.html")} == {"small.html", "other.html"}
+    assert "4 of 4" in normkit("lab", "status", "other.toml", "--store", "both.sqlite").out
+    refused = normkit(*both)
+    assert (refused.status, "--store FILE" in refused.err) == (2, True)
+    refused = normkit(*both, "--store", "both.sqlite", "--track", "tensorboard")
+    assert (refused.status, "--track is for one" in refused.err) == (2, True)
+    assert normkit("lab", "run", "small.toml", "--minutes", "0").status == 2
+
+
+def test_the_time_is_over(normkit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(experiments: list[Experiment], store: Store, **options: Any) -> list[Result]:
+        store.add(experiments[0].runs())
+        return []
+
+    monkeypatch.setattr(lab_actions.sweep, "run", late)
+    assert normkit("lab", "run", "small.toml", "--minutes", "1").status == 3
 
 
 def test_scales_have_pages_of_their_own_and_share_a_store(normkit: Run, trained: Trained) -> None:
@@ -195,9 +223,10 @@ def test_a_store_of_a_newer_version(normkit: Run, trained: Trained, small: Exper
 def test_failed_runs_are_named(
     normkit: Run, small: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(experiment: Experiment, store: Store, **options: Any) -> list[Result]:
-        store.add(experiment.runs())
-        store.fail(experiment.runs()[1].id, "memory [ran] out")
+    def fails(experiments: list[Experiment], store: Store, **options: Any) -> list[Result]:
+        runs = experiments[0].runs()
+        store.add(runs)
+        store.fail(runs[1].id, "memory [ran] out")
         return []
 
     monkeypatch.setattr(lab_actions.sweep, "run", fails)

@@ -134,6 +134,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--workers", type=int, metavar="K", help="processes (default: one a core, or one a GPU)")
     add("--device", metavar="NAME", help="cpu, cuda or cuda:0 (default: the GPUs if there are any)")
+    add(
+        "--together",
+        type=int,
+        metavar="N",
+        help="runs of one variant that a process on a GPU trains side by side (default 4 at most)",
+    )
+    add("--minutes", type=float, metavar="M", help="stop after so long; may be gone on with")
     add("--engine", choices=ENGINES, default="local", help="default local")
     add(
         "--track",
@@ -146,7 +153,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    _add_experiment(parser)
+    _add_experiment(parser, nargs="+")
     add_training(parser)
 
 
@@ -230,16 +237,17 @@ examples:
   normkit lab run my.toml --scale paper --device cuda
   normkit lab run my.toml --seeds 15 --workers 4 --no-report
   normkit lab run my.toml --set train.lr=0.05 --set train.epochs=20
+  normkit lab run one.toml two.toml --store both.sqlite --workers 16 --minutes 30
   normkit lab run my.toml --engine ray         on the machines of a Ray cluster
   normkit lab run my.toml --engine slurm       as arrays of a SLURM cluster
   normkit lab run my.toml --track tensorboard  then: tensorboard --logdir results/tensorboard
 
 {WHERE}
 Where there is no GPU, each core of the CPU trains one run; on a GPU, small runs of one variant
-train side by side.
+train side by side. Several experiments are one queue, first seeds first, and share a store.
 
 exit status: 0 done; 1 runs failed, which are named, and tried again the next time; 2 bad
-arguments or input; 130 interrupted""",
+arguments or input; 3 the time of --minutes was over first; 130 interrupted""",
         _add_run,
         aliases=("resume",),
     ),

@@ -34,12 +34,22 @@ from normkit.lab.store import DONE, FAILED, Reader, Store, StoredExperiment
 from normkit.models import require
 
 LONGEST = 60  # letters of what --set changes, in the name of a file
+TIME_OVER = 3  # exit status
 
 
 def run(options: argparse.Namespace) -> int:
-    experiment = experiment_of(options)
-    path = store_of(options, experiment)
-    return _train_and_show(experiment, path, beside(path, experiment, ".html", options), options)
+    experiments = [experiment_of(options, file) for file in options.file]
+    if options.minutes is not None and not options.minutes > 0:
+        raise OptionError(f"--minutes got {options.minutes:g}, expected more than 0.")
+    if len(experiments) > 1:
+        several = f"{len(experiments)} experiments"
+        if options.store is None:
+            raise OptionError(f"{several} are trained into one store. Say which: --store FILE.")
+        if options.track:
+            raise OptionError(f"{several} cannot be tracked at once: --track is for one.")
+    path = store_of(options, experiments[0])
+    pages = [beside(path, experiment, ".html", options) for experiment in experiments]
+    return _train_and_show(experiments, path, pages, options)
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -48,7 +58,7 @@ def demo(options: argparse.Namespace) -> int:
     if options.fresh:
         with Store(path) as store:
             store.forget(run.id for run in experiment.runs())
-    return _train_and_show(experiment, path, beside(path, experiment, ".html"), options)
+    return _train_and_show([experiment], path, [beside(path, experiment, ".html")], options)
 
 
 def report(options: argparse.Namespace) -> int:
@@ -56,7 +66,7 @@ def report(options: argparse.Namespace) -> int:
     path = store_of(options, experiment)
     with Reader(path) as store:
         page = options.out or _where_writable(beside(path, experiment, ".html", options))
-        _show(experiment, store, page, options)
+        write_json(options, _show(experiment, store, page, options))
     return 0
 
 
@@ -144,9 +154,10 @@ def list_experiments(options: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- which experiment, and where
 
 
-def experiment_of(options: argparse.Namespace) -> Experiment:
-    """The experiment that the arguments name, with their seeds and metric."""
-    experiment = read(find(options.file), options.scale, options.metric, options.overrides)
+def experiment_of(options: argparse.Namespace, file: str | None = None) -> Experiment:
+    """The experiment that the arguments name, or one of several, with their seeds and metric."""
+    path = find(options.file if file is None else file)
+    experiment = read(path, options.scale, options.metric, options.overrides)
     if options.seeds is not None:
         experiment = dataclasses.replace(experiment, seeds=_seeds(options.seeds))
     return experiment
@@ -207,35 +218,46 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 def _train_and_show(
-    experiment: Experiment, path: Path, page: Path, options: argparse.Namespace
+    experiments: Sequence[Experiment],
+    path: Path,
+    pages: Sequence[Path],
+    options: argparse.Namespace,
 ) -> int:
     listener = progress_listener()
     if options.track:  # a name that is wrong, or a package that is missing, is told first
-        listener = TrackedProgress(experiment, options.track, listener)
-    for caution in _check(_missing(experiment, path)):
-        print(f"! {caution}", file=sys.stderr)
+        listener = TrackedProgress(experiments[0], options.track, listener)
+    for experiment in experiments:
+        for caution in _check(_missing(experiment, path)):
+            print(f"! {caution}", file=sys.stderr)
     with Store(path) as store:
-        store.remember(StoredExperiment.of(experiment, _text(experiment)))
+        for experiment in experiments:
+            store.remember(StoredExperiment.of(experiment, _text(experiment)))
         sweep.run(
-            experiment,
+            experiments,
             store,
             workers=options.workers,
             device=options.device,
+            together=options.together,
+            seconds=None if options.minutes is None else 60 * options.minutes,
             engine=options.engine,
             progress=listener,
         )
-        states = store.status(run.id for run in experiment.runs())
-        if not options.no_report:
-            _show(experiment, store, page, options)
-        elif options.json is not None:
-            write_json(options, _facts(experiment, store, ()))
+        labels = sweep.run_labels(*experiments)
+        states = store.status(labels)
+        facts = [
+            _facts(experiment, store, ())
+            if options.no_report
+            else _show(experiment, store, page, options)
+            for experiment, page in zip(experiments, pages, strict=True)
+        ]
+        write_json(options, facts[0] if len(facts) == 1 else facts)
     failed = [each for each in states.values() if each.state == FAILED]
     if failed:
-        labels = sweep.run_labels(experiment)
         print(f"normkit: {len(failed)} of {len(states)} runs failed:", file=sys.stderr)
         for each in failed:
             print(f"  {labels[each.run]}: {each.reason}", file=sys.stderr)
-    return 1 if failed else 0
+        return 1
+    return 0 if all(each.state == DONE for each in states.values()) else TIME_OVER
 
 
 def _text(experiment: Experiment) -> str:
@@ -299,7 +321,9 @@ def _failures(experiment: Experiment, store: Reader) -> dict[str, str]:
     return {run: each.reason for run, each in states.items() if each.state == FAILED}
 
 
-def _show(experiment: Experiment, store: Reader, page: Path, options: argparse.Namespace) -> None:
+def _show(
+    experiment: Experiment, store: Reader, page: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     """Write the page and print the verdicts; on a machine without the packages, say so."""
     ids = [run.id for run in experiment.runs()]
     results = store.results(ids)
@@ -313,7 +337,6 @@ def _show(experiment: Experiment, store: Reader, page: Path, options: argparse.N
         print_verdicts(experiment, results, comparisons, screen, failures)
     except MissingExtra as error:
         print(f"{len(results)} results are in {store.path}. {error}", file=sys.stderr)
-        write_json(options, _facts(experiment, store, ()))
-        return
-    write_json(options, _facts(experiment, store, comparisons))
+        return _facts(experiment, store, ())
     screen.print(f"\nReport: {page.resolve()}", markup=False, soft_wrap=True)
+    return _facts(experiment, store, comparisons)

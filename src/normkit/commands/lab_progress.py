@@ -9,7 +9,7 @@ from normkit.commands.output import console
 from normkit.core.optional_dependencies import require
 from normkit.errors import MissingExtra
 from normkit.lab.results import DONE, Epoch, Result
-from normkit.lab.sweep import ProgressLines, ProgressListener, SweepPlan
+from normkit.lab.sweep import ProgressLines, ProgressListener, RunLabel, SweepPlan
 from normkit.lab.sweep.messages import Progressed
 from normkit.lab.sweep.progress import TimeLeft, duration_text, outcome
 
@@ -61,7 +61,8 @@ class Bars(ProgressListener):
             if progress.record is not None:
                 self.heard.add(progress.run)
                 self.progress.update(
-                    self.runs[progress.run], text=_last_epoch(progress.record, self.plan)
+                    self.runs[progress.run],
+                    text=_last_epoch(progress.record, self.plan.labels[progress.run]),
                 )
             elif progress.run not in self.heard:  # its first epoch here may take hours
                 text = f"in epoch {int(progress.epochs) + 1}"
@@ -69,9 +70,9 @@ class Bars(ProgressListener):
         self._show()
 
     def finished(self, result: Result) -> None:
-        if result.outcome(self.plan.metric) != DONE:
-            text = outcome(result, self.plan.metric, self.plan.percent)
-            self.say(f"{self.plan.labels[result.run]}: {text}")
+        label = self.plan.labels[result.run]
+        if result.outcome(label.metric) != DONE:
+            self.say(f"{label}: {outcome(result, label.metric, label.percent)}")
         self._over(result.run)
 
     def failed(self, run: str, reason: str) -> None:
@@ -130,11 +131,11 @@ def _plain(text: str) -> str:
     return escaped
 
 
-def _last_epoch(record: Epoch, plan: SweepPlan) -> str:
+def _last_epoch(record: Epoch, label: RunLabel) -> str:
     """The last epoch in a few words."""
     parts = [f"epoch {record.epoch}"]
     if record.train_loss is not None:
         parts.append(f"loss {record.train_loss:.3f}")
-    if (value := record.value(plan.metric)) is not None:
-        parts.append(f"test {value:.1%}" if plan.percent else f"test {value:.3f}")
+    if (value := record.value(label.metric)) is not None:
+        parts.append(f"test {value:.1%}" if label.percent else f"test {value:.3f}")
     return ", ".join(parts)

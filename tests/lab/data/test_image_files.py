@@ -63,6 +63,25 @@ AUGMENTED = [
 
 
 @pytest.mark.parametrize("said", AUGMENTED, ids=lambda said: "-".join(said))
+def test_small_sets_stay_in_memory(folder: Path, said: dict[str, object]) -> None:
+    """Files were decoded again in every epoch, by processes started anew each time. What is kept
+    must be the image before it is cut: a crop is a view of it, and a cutout writes."""
+    kept, other = (load(spec_for(folder, **said)).train for _ in range(2))
+    assert isinstance(kept, FileLoader)
+    assert isinstance(other, FileLoader)
+    other.data.keep = False
+    for epoch in range(2):
+        given = {"seed": 1, "epoch": epoch, "shuffle": True, "augment": True}
+        first, second = (next(each.batches(12, **given))[0] for each in (kept, other))
+        assert torch.equal(first, second)
+    assert len(kept.data.kept) == (0 if "resized_crop" in said else 12)
+    for path in kept.files.paths:
+        Path(path).unlink()
+    if "resized_crop" not in said:
+        next(kept.batches(12))
+
+
+@pytest.mark.parametrize("said", AUGMENTED, ids=lambda said: "-".join(said))
 def test_seed_and_epoch_decide(folder: Path, said: dict[str, object]) -> None:
     train = load(spec_for(folder, **said)).train
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,33 @@ def test_only_what_is_missing_is_trained(path: Path) -> None:
         assert scores(more) == expected(large)
         assert lines[0] == "8 runs, 3 done before; 1 at once"
         assert len(lines) == 1 + 5
+
+
+def test_several_experiments_are_one_queue(path: Path) -> None:
+    """A sweep is one experiment's: with several, workers waited for the last run of each."""
+    first, second = pretend.experiment(variants=1), pretend.experiment(variants=2, epochs=2)
+    second = dataclasses.replace(second, name="second", seeds=(7,), metric="error")
+    with Store(path) as store:
+        lines: list[str] = []
+        said = ProgressLines(lines.append)
+        assert (
+            run([first, second], store, seconds=0, workers=2, start=never, progress=said, **PRETEND)
+            == []
+        )
+        assert lines == [
+            "4 runs; 2 at once",
+            "The time is over. The same command goes on from here.",
+        ]
+        lines.clear()
+        results = run([first, second], store, workers=1, progress=said, **PRETEND)
+    assert scores(results) == expected(first) | expected(second)
+    names = [re.sub(r"^\[.*\] | [\d.]+%$", "", line) for line in lines[1:]]
+    assert names == [
+        "pretended: v0, seed 1: accuracy",
+        "second: v0, seed 7: error",
+        "second: v1, seed 7: error",
+        "pretended: v0, seed 2: accuracy",
+    ]
 
 
 def test_a_worker_that_cannot_start_ends_the_sweep(path: Path) -> None:

@@ -128,16 +128,31 @@ class _ImagesWithObjects(Dataset[tuple[Tensor, Target]]):
         masks = read_masks(files, index, (height, width)) if self.masks or objects.mask else None
         target: Target = {}
         if masks is not None and objects.mask:  # numbers say where the objects are
-            ids = masks.unique()
-            target["numbers"], target["ids"] = masks, (ids := ids[ids > 0])
-            found = [(masks == each).nonzero() for each in ids]
-            corners = [[*p.amin(0).flip(0), *(p.amax(0).flip(0) + 1)] for p in found]
-            boxes = torch.tensor(corners, dtype=torch.float32).view(-1, 4)
+            ids, boxes = numbered_boxes(masks)
+            target["numbers"], target["ids"] = masks, ids
             labels = torch.ones(len(ids), dtype=torch.long)
             crowd = torch.zeros(len(ids), dtype=torch.bool)
         elif masks is not None and len(labels):
             target["masks"] = masks
         return image, {"boxes": boxes, "labels": labels, "iscrowd": crowd, **target}
+
+
+def numbered_boxes(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers above 0 of a map (H, W), and the smallest box (4,) around each.
+
+    All at once: a search for every object by itself takes half a minute for 30,000 of them.
+
+    >>> ids, boxes = numbered_boxes(torch.tensor([[0, 7, 7], [0, 7, 0], [2, 0, 0]]))
+    >>> ids.tolist(), boxes.tolist()
+    ([2, 7], [[0.0, 2.0, 1.0, 3.0], [1.0, 0.0, 3.0, 2.0]])
+    """
+    places = numbers.nonzero()  # (pixels, 2): row, column
+    ids, object_of = numbers[tuple(places.T)].unique(return_inverse=True)
+    corners = places.flip(1).float()
+    index = object_of[:, None].expand(-1, 2)
+    first = corners.new_full((len(ids), 2), torch.inf).scatter_reduce(0, index, corners, "amin")
+    last = corners.new_zeros(len(ids), 2).scatter_reduce(0, index, corners + 1, "amax")
+    return ids, torch.cat([first, last], dim=1)
 
 
 def _filled(target: Target) -> Target:

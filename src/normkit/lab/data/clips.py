@@ -16,7 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normkit.errors import OptionError
-from normkit.lab.data.loaders import DecodedFiles, Decoder, FileLoader, Request, decoded
+from normkit.lab.data.loaders import (
+    DecodedFiles,
+    Decoder,
+    FileLoader,
+    Request,
+    decoded,
+    decoding_processes,
+)
 from normkit.lab.data.records import Content, CorruptData, Files, Listing, MissingData, Raw, Split
 from normkit.lab.data.sampling import generator
 from normkit.lab.data.transforms import Augmentation
@@ -134,7 +141,8 @@ class ClipLoader(FileLoader):
         device: torch.device | str = "cpu",
     ) -> None:
         check_frames(files, frames)
-        super().__init__(files, size, scale, shift, augmentation, device)
+        workers = decoding_processes(len(files.paths))  # clips are not kept
+        super().__init__(files, size, scale, shift, augmentation, device, workers)
         self.scale, self.shift = (each.repeat(1, frames, 1, 1) for each in (self.scale, self.shift))
         self.data = DecodedClips(files, self.data.decoder, frames)
 

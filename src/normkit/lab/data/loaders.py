@@ -31,6 +31,9 @@ from normkit.lab.data.transforms import (
 
 Request = tuple[int, int | None]  # which file, and the seed of its augmentation
 FEW_FILES = 256  # read before worker processes would have started
+# A set up to this is decoded once and stays in memory: for small images the start of worker
+# processes takes longer than an epoch, and several runs side by side would start them all
+KEPT_FILES, KEPT_BYTES = 5_000, 1 << 28
 MOST_WORKERS = 8
 SHORTER_SIDE = 8 / 7  # before the middle is cut out: 256 pixels for 224
 NO_AUGMENTATION = Augmentation()
@@ -201,8 +204,12 @@ class FileLoader(Loader):
         self.files = files
         zero = (-shift / scale).round().clamp(0, 255).flatten().int().tolist()
         self.scale, self.shift = scale.to(self.device), shift.to(self.device)
-        self.data = DecodedFiles(files, Decoder(size, augmentation, tuple(zero)))
-        self.workers = decoding_processes(len(files.paths)) if workers is None else workers
+        decoder, count = Decoder(size, augmentation, tuple(zero)), len(files.paths)
+        keep = count <= KEPT_FILES and count * decoder.bytes_kept() <= KEPT_BYTES
+        keep &= workers is None and decoder.resizes_alike
+        self.data = DecodedFiles(files, decoder, keep)
+        default = 0 if keep else decoding_processes(count)
+        self.workers = default if workers is None else workers
 
     def __len__(self) -> int:
         return len(self.files.paths)
@@ -232,19 +239,23 @@ class FileLoader(Loader):
 
 
 class DecodedFiles(Dataset[tuple[Tensor, int]]):
-    """The files, as a worker process sees them."""
+    """The files, as a worker process sees them; with ``keep`` each is decoded once."""
 
-    def __init__(self, files: Files, decoder: Decoder) -> None:
+    def __init__(self, files: Files, decoder: Decoder, keep: bool = False) -> None:
         self.paths, self.labels, self.open = files.paths, files.labels.tolist(), files.open
-        self.decoder = decoder
+        self.decoder, self.keep = decoder, keep
+        self.kept: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, request: Request) -> tuple[Tensor, int]:
         index, seed = request
-        image = decoded(self.paths[index], self.open)
-        return self.decoder(image, seed), self.labels[index]
+        if not self.keep:
+            return self.decoder(decoded(self.paths[index], self.open), seed), self.labels[index]
+        if index not in self.kept:
+            self.kept[index] = self.decoder.resized(decoded(self.paths[index], self.open))
+        return self.decoder.cut(self.kept[index], seed), self.labels[index]
 
 
 @dataclass(frozen=True)
@@ -255,16 +266,32 @@ class Decoder:
     augmentation: Augmentation
     fill: tuple[int, ...]  # bytes of a cutout: what becomes zero
 
+    @property
+    def resizes_alike(self) -> bool:
+        """Whether an image is brought to one size first, whatever is drawn for it."""
+        return not self.augmentation.resized_crop
+
+    def bytes_kept(self) -> int:
+        """Of an image, square, before it is cut."""
+        return 3 * self._larger()[0] ** 2
+
     def __call__(self, image: Tensor, seed: int | None) -> Tensor:
         """(3, size, size) uint8; without a seed, as evaluation sees it."""
+        return self.cut(self.resized(image) if seed is None or self.resizes_alike else image, seed)
+
+    def resized(self, image: Tensor) -> Tensor:
+        """At the size that is cropped."""
+        functional, _ = libraries()
+        resized: Tensor = functional.resize(image, self._larger(), antialias=True)
+        return resized
+
+    def cut(self, image: Tensor, seed: int | None) -> Tensor:
+        """Of an image that has been resized, if it is to be at all."""
         functional, _ = libraries()
         if seed is None:
-            return self._middle(image, functional)
+            middle: Tensor = functional.center_crop(image, [self.size, self.size])
+            return middle
         return self._augmented(image, functional, random.Random(seed))
-
-    def _middle(self, image: Tensor, functional: Any) -> Tensor:
-        image = functional.resize(image, self._larger(), antialias=True)
-        return functional.center_crop(image, [self.size, self.size])
 
     def _larger(self) -> list[int]:
         """The size that is cropped: a square with a margin to move in, or by the shorter side."""
@@ -279,14 +306,13 @@ class Decoder:
             box = boxes(1, image.shape[1], image.shape[2], drawn)[0].tolist()
             image = functional.resized_crop(image, *box, size, antialias=True)
         elif augmentation.crop:
-            image = functional.resize(image, self._larger(), antialias=True)
             top, left = (
                 draw.randint(0, 2 * augmentation.crop),
                 draw.randint(0, 2 * augmentation.crop),
             )
             image = functional.crop(image, top, left, *size)
         else:
-            image = self._middle(image, functional)
+            image = functional.center_crop(image, size)
         if augmentation.flip and draw.random() < 0.5:
             image = functional.horizontal_flip(image)
         if augmentation.rotation:
@@ -295,6 +321,7 @@ class Decoder:
             )
         if augmentation.cutout:
             top, left = (draw.randrange(self.size) - augmentation.cutout // 2 for _ in range(2))
+            image = image.clone()  # it may be part of one that is kept
             hole = image[
                 :,
                 max(top, 0) : top + augmentation.cutout,

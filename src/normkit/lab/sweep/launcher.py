@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -30,7 +30,7 @@ from normkit.lab.sweep.messages import (
     SweepError,
     WorkerLost,
 )
-from normkit.lab.sweep.progress import ProgressListener, SweepPlan, run_labels
+from normkit.lab.sweep.progress import ProgressListener, SweepPlan, queue, run_labels
 from normkit.lab.sweep.worker import TRAINER, disk_full_cause
 
 ENGINES = ("local", "ray", "slurm")
@@ -43,17 +43,23 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(
-    experiment: Experiment,
+    experiments: Experiment | Sequence[Experiment],
     store: Store,
     *,
     workers: int | None = None,
     device: str | None = None,
+    together: int | None = None,
+    seconds: float | None = None,
     engine: str = "local",
     progress: ProgressListener | None = None,
     trainer: str = TRAINER,
     start: Start = spawn,
 ) -> list[Result]:
     """Train the runs that the store lacks; the results of all that are done, in order.
+
+    Those of several experiments are one queue for the same workers. ``together`` is how many runs
+    of one setting a worker on a GPU may have at once. After ``seconds`` runs are stopped as by an
+    interrupt, and what is done is returned.
 
     Runs that could not be trained are missing in the list, and ``store.status()`` says why. The
     same call again goes on where this one ended, however it ended, and tries them again.
@@ -62,10 +68,12 @@ def run(
     """
     if engine not in ENGINES:
         raise UnknownName(f"engine got {engine!r}. {nearest(engine, ENGINES)}")
-    gpus = max((run.setting.train.gpus for run in experiment.runs()), default=1)
-    slots = worker_slots(workers, device, gpus) if engine == "local" else []
+    until = None if seconds is None else time.monotonic() + seconds
+    several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
+    runs = queue(several)
+    gpus = max((run.setting.train.gpus for run in runs.values()), default=1)
+    slots = worker_slots(workers, device, gpus, together) if engine == "local" else []
     listener = progress or ProgressListener()
-    runs = {run.id: run for run in experiment.runs()}
     store.add(runs.values())
     store.retry(runs)
     done = frozenset(run for run, each in store.status(runs).items() if each.state == DONE)
@@ -86,9 +94,8 @@ def run(
             from normkit.lab.sweep.slurm_engine import SlurmEngine
 
             chosen = SlurmEngine(workers, device, missing, owner, trainer, gpus)
-        metric = experiment.metric, experiment.metrics[experiment.metric].percent
-        listener.begin(SweepPlan(run_labels(experiment), done, chosen.size(), *metric))
-        _sweep(Launcher(runs, store, owner, chosen, listener))
+        listener.begin(SweepPlan(run_labels(*several), done, chosen.size()))
+        _sweep(Launcher(runs, store, owner, chosen, listener, until))
     except OSError as error:
         if disk_full_cause(error):
             raise DiskFull(
@@ -150,8 +157,10 @@ class Launcher:
         owner: Owner,
         engine: Engine,
         listener: ProgressListener,
+        until: float | None = None,  # by time.monotonic()
     ) -> None:
         self.runs, self.store, self.owner = runs, store, owner
+        self.until = until
         self.engine, self.listener = engine, listener
         self.active: set[str] = set()
         self.alone: set[str] = set()  # to be trained without others at their side
@@ -164,10 +173,11 @@ class Launcher:
         self.disk_full: DiskFull | None = None
 
     def sweep(self, interrupts: Interrupts) -> None:
-        """Until every run is done or failed, here or by another launcher."""
+        """Until every run is done or failed, here or by another launcher, or the time is over."""
         until: float | None = None
         while True:
-            if until is None and (interrupts.requested or self.disk_full):
+            late = self.until is not None and time.monotonic() >= self.until
+            if until is None and (interrupts.requested or self.disk_full or late):
                 until = time.monotonic() + GRACE
                 self.engine.stop()
                 if self.active and not self.disk_full:
@@ -187,6 +197,8 @@ class Launcher:
         if interrupts.requested:
             self.listener.say("Stopped. The same command goes on from here.")
             raise KeyboardInterrupt
+        if until is not None:
+            self.listener.say("The time is over. The same command goes on from here.")
 
     def _record_epochs(self) -> None:
         """What the store has not heard of runs that are not done."""

@@ -196,7 +196,10 @@ def join_logs(raised: str, printed: str) -> str:
 
 
 def worker_slots(
-    workers: int | None = None, device: str | None = None, gpus: int = 1
+    workers: int | None = None,
+    device: str | None = None,
+    gpus: int = 1,
+    together: int | None = None,
 ) -> list[WorkerSlot]:
     """One worker for each core of a CPU or for each GPU, unless told otherwise.
 
@@ -205,8 +208,9 @@ def worker_slots(
     >>> worker_slots(workers=2, device="cpu")
     [WorkerSlot(device='cpu', together=1), WorkerSlot(device='cpu', together=1)]
     """
-    if workers is not None and workers < 1:
-        raise OptionError(f"workers got {workers}, expected 1 or more.")
+    for name, value in (("workers", workers), ("together", together)):
+        if value is not None and value < 1:
+            raise OptionError(f"{name} got {value}, expected 1 or more.")
     devices = _devices(device)
     if gpus > 1 and devices[0].startswith("cuda"):
         if len(devices) < gpus and not (device and torch.device(device).index is not None):
@@ -218,7 +222,8 @@ def worker_slots(
     here = max(1, cores() // gpus) if devices == ["cpu"] else len(devices)
     count = workers or here
     chosen = [devices[i % len(devices)] for i in range(count)]
-    return [WorkerSlot(each, TOGETHER if each.startswith("cuda") else 1) for each in chosen]
+    most = TOGETHER if together is None else together
+    return [WorkerSlot(each, most if each.startswith("cuda") else 1) for each in chosen]
 
 
 def _devices(device: str | None) -> list[str]:

@@ -6,10 +6,11 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, zip_longest
 
-from normkit.lab.experiment import Experiment, variant_label
+from normkit.lab.experiment import Experiment, Run, variant_label
 from normkit.lab.results import DIVERGED, Result
 from normkit.lab.sweep.messages import Progressed
 
@@ -20,9 +21,11 @@ RECENT = 16  # starts of runs that count for the next ones
 class RunLabel:
     """A run as people know it."""
 
-    variant: str  # with its cell
+    variant: str  # with its cell, and the experiment's name where there are several
     seed: int
     epochs: int
+    metric: str = "accuracy"
+    percent: bool = True  # how it is written
 
     def __str__(self) -> str:
         return f"{self.variant}, seed {self.seed}"
@@ -35,19 +38,34 @@ class SweepPlan:
     labels: Mapping[str, RunLabel]  # by run id, in the order of training
     done: frozenset[str] = frozenset()  # in the store from before
     workers: int = 1
-    metric: str = "accuracy"
-    percent: bool = True  # how it is written
 
 
-def run_labels(experiment: Experiment) -> dict[str, RunLabel]:
-    """The names of an experiment's runs; two variants may share a run, and then it has one."""
+def run_labels(*experiments: Experiment) -> dict[str, RunLabel]:
+    """The names of experiments' runs; two variants may share a run, and then it has one."""
     labels: dict[str, RunLabel] = {}
-    for seed in experiment.seeds:
-        for variant in experiment.variants:
-            name = variant_label(variant.name, variant.cell)
-            (run,) = variant.runs((seed,))
-            labels.setdefault(run.id, RunLabel(name, seed, variant.setting.train.epochs))
+    for experiment in experiments:
+        metric, percent = experiment.metric, experiment.metrics[experiment.metric].percent
+        for seed in experiment.seeds:
+            for variant in experiment.variants:
+                name = variant_label(variant.name, variant.cell)
+                if len(experiments) > 1:
+                    name = f"{experiment.name}: {name}"
+                (run,) = variant.runs((seed,))
+                label = RunLabel(name, seed, variant.setting.train.epochs, metric, percent)
+                labels.setdefault(run.id, label)
     return labels
+
+
+def queue(experiments: Sequence[Experiment]) -> dict[str, Run]:
+    """The runs of experiments by id, in the order of training.
+
+    The first seed of all experiments comes before the second of any, so that whenever the time is
+    over every one of them has something to show.
+    """
+    turns = (experiment.runs() for experiment in experiments)
+    by_seed = [[list(group) for _, group in groupby(runs, lambda r: r.seed)] for runs in turns]
+    rounds = zip_longest(*by_seed, fillvalue=[])
+    return {run.id: run for each in rounds for group in each for run in group}
 
 
 class ProgressListener:
@@ -155,7 +173,8 @@ class ProgressLines(ProgressListener):
         self.time.progressed(progress)
 
     def finished(self, result: Result) -> None:
-        self._over(result.run, outcome(result, self.plan.metric, self.plan.percent))
+        label = self.plan.labels[result.run]
+        self._over(result.run, outcome(result, label.metric, label.percent))
 
     def failed(self, run: str, reason: str) -> None:
         self._over(run, f"failed: {reason}")
