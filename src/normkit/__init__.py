@@ -28,6 +28,7 @@ if "torch" in sys.modules:
         FitReport,
         FoldPlan,
         Plan,
+        PooledLevels,
         Step,
         certificates,
         convert,
@@ -39,9 +40,11 @@ if "torch" in sys.modules:
         param_groups,
         plan_conversion,
         plan_fold,
+        pool_levels,
         recipes,
         standardize,
         unfreeze,
+        unpool_levels,
     )
     from normkit.core.card import Card
     from normkit.diagnosis import (
@@ -160,6 +163,8 @@ __all__ = [
     "plan_conversion",
     "plan_fold",
     "PN",
+    "pool_levels",
+    "PooledLevels",
     "Profiles",
     "RBN",
     "recipes",
@@ -176,6 +181,7 @@ __all__ = [
     "survey",
     "UBN",
     "unfreeze",
+    "unpool_levels",
     "use_backend",
     "why",
     "WN",

@@ -16,6 +16,9 @@ from normkit.conversion.freeze import unfreeze as unfreeze
 from normkit.conversion.fuse import FusePlan as FusePlan
 from normkit.conversion.fuse import fuse as fuse
 from normkit.conversion.fuse import plan_fuse as plan_fuse
+from normkit.conversion.levels import PooledLevels as PooledLevels
+from normkit.conversion.levels import pool_levels as pool_levels
+from normkit.conversion.levels import unpool_levels as unpool_levels
 from normkit.conversion.param_groups import param_groups as param_groups
 from normkit.conversion.plan import Plan as Plan
 from normkit.conversion.plan import Step as Step

@@ -242,7 +242,8 @@ def shared_statistics(evidence: Evidence, earlier: EarlierFindings) -> Iterator[
             f"{named(worst.path)} is called {len(worst.own.of_calls)} times in a forward, and what "
             f"it is given differs: statistics of all calls are off by {apart[worst]:.2f} for one.",
             worst=worst,
-            remedy=f"{conversion(SHARED, far)}  # and train on",
+            remedy=f"{conversion(SHARED, far)}  # and train on; for the levels of a pyramid also "
+            "nk.pool_levels(model)",
             calls=len(worst.own.of_calls),
             output_error=apart[worst],
             layers=len(far),
