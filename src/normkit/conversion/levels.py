@@ -80,11 +80,12 @@ def unpool_levels(model: nn.Module) -> list[str]:
                 del module._forward_pre_hooks[number]
                 module._forward_pre_hooks_with_kwargs.pop(number, None)
         for number, after in list(module._forward_hooks.items()):
-            if isinstance(hook := getattr(after, "__self__", None), _LevelsHook):
+            told = getattr(after, "__self__", None)
+            if isinstance(told, _LevelsHook):
                 del module._forward_hooks[number]
                 module._forward_hooks_always_called.pop(number, None)
-                hook.tower.__class__ = nn.Sequential
-                paths += [path for path, each in model.named_modules() if each is hook.tower]
+                told.tower.__class__ = nn.Sequential
+                paths += [path for path, each in model.named_modules() if each is told.tower]
     if not paths:
         raise NothingToDo("unpool_levels found nothing that pool_levels has changed.")
     return paths
@@ -233,9 +234,9 @@ def _maps_in(arguments: Sequence[Any]) -> Sequence[Tensor]:
     """The maps of the first list, tuple or mapping of two and more that is an argument."""
     for argument in arguments:
         values = list(argument.values()) if isinstance(argument, Mapping) else argument
-        if isinstance(values, list | tuple) and len(values) > 1:
-            if all(isinstance(each, Tensor) and each.dim() == 4 for each in values):
-                return values
+        several = isinstance(values, list | tuple) and len(values) > 1
+        if several and all(isinstance(each, Tensor) and each.dim() == 4 for each in values):
+            return list(values)
     return ()
 
 
