@@ -95,6 +95,7 @@ if "torch" in sys.modules:
     )
     from normkit.layers.base import Normalizer
     from normkit.layers.bcn import follow_learning_rate
+    from normkit.layers.masking import masked
     from normkit.layers.norm_act import NormAct
     from normkit.layers.reasons import why
 
@@ -149,6 +150,7 @@ __all__ = [
     "InputNorm",
     "LN",
     "make",
+    "masked",
     "measure",
     "Measurements",
     "names",

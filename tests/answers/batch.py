@@ -12,6 +12,7 @@ from answers.pooling import (
     affine,
     batch_statistics,
     blend,
+    counted,
     each_position,
     flat,
     new_weight,
@@ -92,8 +93,8 @@ def batch_renorm(x: Array, state: State, options: Options, training: bool) -> An
             r = np.clip(std / old_std[k], 1 / r_max, r_max)
             d = np.clip((mean - old_mean[k]) / old_std[k], -d_max, d_max)
             xhat[run, k] = (part - mean) / std * r + d
-            new_mean[k] += mean * part.shape[0] / n
-            new_std[k] += std * part.shape[0] / n
+            new_mean[k] += mean * counted(part) / counted(values[:, k])
+            new_std[k] += std * counted(part) / counted(values[:, k])
     weight = new_weight(options, state, default=0.01)
     return Answer(
         affine(xhat, state).reshape(x.shape),

@@ -52,7 +52,7 @@ def depthwise(x: Array, kernel: Array, bias: Array) -> Array:
     n, c, *spatial = x.shape
     k = kernel.shape[2:]
     spatial = spatial or [1] * len(k)
-    maps = x.reshape(n, c, *spatial)
+    maps = np.ma.filled(x.reshape(n, c, *spatial), 0)  # what is hidden counts as border
     padded = np.pad(maps, [(0, 0), (0, 0), *(((s - 1) // 2,) * 2 for s in k)])
     y = np.zeros_like(maps)
     for tap in np.ndindex(*k):
@@ -78,7 +78,7 @@ def condensation(samples: Array, norm: str) -> float:
     matrix of cosines holds 0 on its diagonal but n is subtracted) make an all-zero batch
     −1/(n − 1) for pairs.
     """
-    rows = samples.reshape(samples.shape[0], -1)
+    rows = np.ma.filled(samples.reshape(samples.shape[0], -1), 0)
     n = len(rows)
     if n == 1:
         return 1.0 if norm == "pairs" else 0.0  # the authors' rule; a sum over no pairs

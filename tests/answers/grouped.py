@@ -12,6 +12,7 @@ from answers.pooling import (
     affine,
     batch_statistics,
     blend,
+    counted,
     each_position,
     flat,
     new_weight,
@@ -43,8 +44,9 @@ def bgn(x: Array, state: State, options: Options, training: bool) -> Answer:
             values = rows[run, group]
             y[run, group] = (values - values.mean()) / np.sqrt(values.var() + eps)
             correction = options.get("running_var_correction", 1)
-            new_mean[g] += values.mean() * len(values) / n
-            new_var[g] += values.var(ddof=correction) * len(values) / n
+            share = counted(values) / counted(rows[:, group])
+            new_mean[g] += values.mean() * share
+            new_var[g] += values.var(ddof=correction) * share
     y = affine(flat(y.reshape(x.shape)), state).reshape(x.shape)
     if not (tracked and training):
         return Answer(y)
@@ -67,6 +69,7 @@ def gbgn(x: Array, state: State, options: Options, training: bool) -> Answer:
     groups = gn_groups(c, options)
     width = c // groups
     first, second = values.mean(axis=2), (values**2).mean(axis=2)  # (N, C)
+    size = np.ma.count(values[:, 0], axis=1)  # (N,)
     limits = (options.get("examples_per_group", "batch"), options.get("virtual_batch"), n)
     length = min(limit for limit in limits if isinstance(limit, int))
     y = np.empty_like(values)
@@ -74,8 +77,9 @@ def gbgn(x: Array, state: State, options: Options, training: bool) -> Answer:
         span = slice(g * width, (g + 1) * width)
         if training or not tracked:
             for run in runs(n, length):
-                mean = first[run, span].mean()
-                var = second[run, span].mean() - mean**2
+                mean = np.ma.average(first[run, span], axis=0, weights=size[run]).mean()
+                square = np.ma.average(second[run, span], axis=0, weights=size[run]).mean()
+                var = square - mean**2
                 y[run, span] = (values[run, span] - mean) / np.sqrt(var + eps)
             continue
         own = options.get("eval_weight", 0.0)
@@ -89,11 +93,14 @@ def gbgn(x: Array, state: State, options: Options, training: bool) -> Answer:
     if not (tracked and training):
         return Answer(y)
     weight = new_weight(options, state, default=0.01)
-    moved = blend(state["running_second_moment"], second.mean(0), weight)
+    average = np.ma.average(second, axis=0, weights=size)
+    moved = blend(state["running_second_moment"], average, weight)
     return Answer(
         y,
         {
-            "running_mean": blend(state["running_mean"], first.mean(0), weight),
+            "running_mean": blend(
+                state["running_mean"], np.ma.average(first, axis=0, weights=size), weight
+            ),
             "running_second_moment": moved,
             "num_batches_tracked": state["num_batches_tracked"] + 1,
         },

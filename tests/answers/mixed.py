@@ -96,6 +96,7 @@ def switchable(
     mean_in = values.mean(axis=2)  # (N, C)
     var_in = values.var(axis=2, ddof=1 if options.get("unbiased", False) else 0)
     second = var_in + mean_in**2
+    size = np.ma.count(values[:, 0], axis=1)  # (N,)
     means = [mean_in, np.tile(mean_in.mean(axis=1)[:, None], (1, c))]
     variances = [var_in, np.tile(second.mean(axis=1)[:, None], (1, c)) - means[1] ** 2]
     buffers = {}
@@ -105,9 +106,10 @@ def switchable(
         if training or not tracked:
             new_mean, new_var = np.zeros(c), np.zeros(c)
             for run in runs(n, options.get("virtual_batch")):
-                share = len(mean_in[run]) / n
-                mean_bn[run] = mean_in[run].mean(axis=0)
-                var_bn[run] = second[run].mean(axis=0) - mean_in[run].mean(axis=0) ** 2
+                share = size[run].sum() / size.sum()
+                mean_bn[run] = np.ma.average(mean_in[run], axis=0, weights=size[run])
+                square = np.ma.average(second[run], axis=0, weights=size[run])
+                var_bn[run] = square - mean_bn[run][0] ** 2
                 new_mean += share * mean_bn[run][0]
                 new_var += share * var_bn[run][0]
             if tracked:

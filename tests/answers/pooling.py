@@ -33,6 +33,11 @@ def runs(samples: int, length: int | None) -> list[slice]:
     return [slice(start, min(start + length, samples)) for start in range(0, samples, length)]
 
 
+def counted(x: Array) -> int:
+    """How many values there are; those that a masked array hides do not count."""
+    return int(np.ma.count(x))
+
+
 def each_position(table: Array) -> Array:
     """A table (N, C) or (C,) that broadcasts against (N, C, L)."""
     return table[..., None]
@@ -67,7 +72,7 @@ def batch_statistics(
             values = x[run, channel]
             mean[run, channel] = values.mean()
             var[run, channel] = values.var()
-            share = values.shape[0] / n
+            share = counted(values) / counted(x[:, channel])
             correction = options.get("running_var_correction", 1)
             new_mean[channel] += share * values.mean()
             new_var[channel] += share * values.var(ddof=correction)

@@ -87,8 +87,8 @@ def gw(x: Array, state: State, options: Options, training: bool) -> Answer:
     y = np.empty((x.shape[0], groups, x[0].size // groups))
     for n in range(x.shape[0]):
         observed = x[n].reshape(groups, -1)
-        centred = observed - observed.mean(axis=1, keepdims=True)
-        covariance = centred @ centred.T / centred.shape[1] + eps * np.eye(groups)
+        centred = np.ma.filled(observed - observed.mean(axis=1, keepdims=True), 0)
+        covariance = centred @ centred.T / np.ma.count(observed[0]) + eps * np.eye(groups)
         spectrum, vectors = np.linalg.eigh(covariance)
         if options.get("method", "newton") == "newton":
             trace = spectrum.sum()

@@ -98,6 +98,38 @@ def check_float64(name: str, case: Case, layout: str, mode: str) -> None:
     assert result.stride() == x.stride(), "the memory format was changed"
 
 
+SIZES = ((4, 4), (3, 4), (2, 3), (4, 1), (2, 2), (1, 3))  # of images in a padded batch of 4 × 4
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_with_a_mask(name: str) -> None:
+    """Images of several sizes in one padded batch: the answer of arrays that hide the padding,
+    whose means and variances NumPy takes over the rest."""
+    for number, case in enumerate(CASES[name]):
+        for layout, mode in [("contiguous", "train"), ("channels_last", "eval")][
+            : 1 + (not number)
+        ]:
+            if layout not in case.layouts:
+                continue
+            layer, x = draw(name, case, layout, mode, torch.float64)
+            if layer.masks_refused() or len(x) != len(SIZES):
+                continue
+            mask = torch.zeros(len(x), 1, *x.shape[2:], dtype=torch.bool)
+            for sample, (height, width) in enumerate(SIZES):
+                mask[sample, :, :height, :width] = True
+            hidden = ~mask.expand_as(x).numpy()
+            before = arrays(layer)
+            values = np.ma.array(x.numpy(), mask=hidden)
+            found = ANSWERS[name](values, before, case.options, layer.training)
+            with noted(case.name, layout):
+                result = layer(x.masked_fill(~mask, torch.nan), mask=mask)
+                y = np.where(hidden, 0, np.ma.filled(found.y, 0))
+                np.testing.assert_allclose(result.detach().numpy(), y, rtol=1e-10, atol=1e-10)
+                after = arrays(layer)
+                for key, expected in {**before, **found.buffers}.items():
+                    np.testing.assert_allclose(after[key], expected, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize(("name", "case"), GRID)
 def test_float32(name: str, case: Case) -> None:
     """Errs by no more than a sum of so many numbers may: one rounding for each of them.

@@ -35,6 +35,15 @@ def title(layer: nn.Module) -> str:
     return f"{type(layer).__name__} ({path})" if path else type(layer).__name__
 
 
+def channel_hint(shape: Sequence[int], channels: int) -> str:
+    """What may have been meant by an input whose axis 1 has not so many channels."""
+    if len(shape) in (1, 3) and shape[0] == channels:
+        return " Try x.unsqueeze(0): the batch axis is missing."
+    if len(shape) > 2 and shape[-1] == channels:
+        return " Try x.movedim(-1, 1): the channels seem to be last."
+    return ""
+
+
 def counted(count: int, noun: str) -> str:
     """1 seed, 2 batches.
 

@@ -97,9 +97,7 @@ class Moments:
         whole = n - n % samples
         if whole < n:
             head, tail = (
-                Moments(self.mean[part], self.var[part], self.count).pooled(
-                    samples=samples, channels=channels
-                )
+                self.rows(part).pooled(samples=samples, channels=channels)
                 for part in (slice(0, whole), slice(whole, n))
             )
             count = torch.cat([_column(head), _column(tail)])
@@ -108,12 +106,38 @@ class Moments:
             )
         blocks = (n // samples, samples, k // channels, channels)
         mean, var = self.mean.reshape(blocks), self.var.reshape(blocks)
+        if isinstance(self.count, Tensor) and self.count.dim() == 2:
+            return self._weighted(self.count, mean, var)
         near = mean[:, :1, :, :1].detach()  # sums of differences round less than those of means
         apart = mean - near
         middle = apart.mean((1, 3), keepdim=True)
         apart = apart - middle
         spread = torch.addcmul(var, apart, apart).mean((1, 3))
         return Moments((near + middle).flatten(1), spread, self.count * samples * channels)
+
+    def rows(self, part: slice) -> Moments:
+        """Those of some samples."""
+        count = self.count
+        if isinstance(count, Tensor) and count.dim() == 2 and count.shape[0] > 1:
+            count = count[part]
+        return Moments(self.mean[part], self.var[part], count)
+
+    def _weighted(self, count: Tensor, mean: Tensor, var: Tensor) -> Moments:
+        """Pool blocks (R, samples, G, channels) whose entries have counts of their own, (N, 1) or
+        (N, K): an entry of none has no weight, and nothing but such entries gives 0."""
+        runs, samples, groups, channels = mean.shape
+        same = count.shape[1] == 1  # in all channels
+        count = count.expand(runs * samples, -1)
+        columns = (1, 1) if same else (groups, channels)
+        weight = count.reshape(runs, samples, *columns)
+        total = weight.sum((1, 3)) * (channels if same else 1)  # (R, 1) or (R, G)
+        share = weight.to(mean.dtype) / total.clamp(min=1)[:, None, :, None]
+        near = (share * mean).sum((1, 3), keepdim=True).detach()
+        apart = mean - near
+        middle = (share * apart).sum((1, 3), keepdim=True)
+        apart = apart - middle
+        spread = (share * torch.addcmul(var, apart, apart)).sum((1, 3))
+        return Moments((near + middle).flatten(1), spread, total)
 
     def pooled_by(self, group: Tensor, groups: int) -> Moments:
         """Pool the cells k of equal ``group[k]``, row by row: tables (N, groups).
@@ -138,7 +162,26 @@ class Moments:
 
     def unbiased(self, correction: int = 1) -> Tensor:
         """The variance divided by count − correction instead of count."""
-        return self.var * self.count / (self.count - correction) if correction else self.var
+        if not correction:
+            return self.var
+        rest = self.count - correction
+        if isinstance(rest, Tensor):
+            rest = rest.clamp(min=1)  # of one value it is 0
+        return self.var * self.count / rest
+
+    def filled_rows(self) -> int | Tensor:
+        """How many samples have any value at all: without a mask all."""
+        count = self.count
+        if isinstance(count, Tensor) and count.dim() == 2:
+            return (count > 0).any(1).sum()
+        return self.mean.shape[0]
+
+    def enough(self, least: int = 2) -> Tensor | None:
+        """Whether so many values stand behind every column, a boolean on the device; None where
+        that is known without looking."""
+        if not isinstance(self.count, Tensor) or self.count.dim() < 2:
+            return None
+        return (self.count.sum(0) >= least).all()
 
 
 def standardization_error(used: Moments, true: Moments, eps: float) -> Tensor:

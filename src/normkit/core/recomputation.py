@@ -24,7 +24,7 @@ again by a graph that checkpoints parts of itself: torch keeps what an operator 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from types import FrameType, GeneratorType
 from typing import Any, TypeVar
 
@@ -57,7 +57,7 @@ def in_graph() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag
 
 
-def as_first_seen(owner: int, now: Callable[[], Kept]) -> Kept | None:
+def as_first_seen(owner: Hashable, now: Callable[[], Kept]) -> Kept | None:
     """What ``owner`` saw in the forward that this one repeats; or what it sees now, kept for one
     that may repeat this. None if nothing was kept and nothing has to be."""
     again = is_recomputation()
@@ -84,14 +84,14 @@ class _States:
     """What the calls inside one checkpoint saw, by owner and in the order of the calls."""
 
     def __init__(self) -> None:
-        self.kept: dict[int, list[Any]] = {}
+        self.kept: dict[Hashable, list[Any]] = {}
         self.backward = -1
-        self.turn: dict[int, int] = {}
+        self.turn: dict[Hashable, int] = {}
 
-    def append(self, owner: int, seen: Any) -> None:
+    def append(self, owner: Hashable, seen: Any) -> None:
         self.kept.setdefault(owner, []).append(seen)
 
-    def next(self, owner: int) -> Any:
+    def next(self, owner: Hashable) -> Any:
         backward = torch._C._current_graph_task_id()
         if backward != self.backward:  # with retain_graph there may be several
             self.backward, self.turn = backward, {}

@@ -10,7 +10,7 @@ from normkit.core.messages import title
 from normkit.errors import DtypeError
 
 
-def node_of(layer: nn.Module, x: Any, *args: Any) -> Any:
+def node_of(layer: nn.Module, x: Any, *args: Any, mask: Any = None) -> Any:
     """The call of a layer with what is no tensor: a node if it is traced, else an error.
 
     Tracers look into every module that is not torch's own, with stand-ins for tensors. These have
@@ -18,7 +18,8 @@ def node_of(layer: nn.Module, x: Any, *args: Any) -> Any:
     """
     if isinstance(x, fx.Proxy) and isinstance(x.tracer, fx.Tracer):
         path = x.tracer.path_of_module(layer)
-        return x.tracer.create_proxy("call_module", path, (x, *args), {})
+        named = {} if mask is None else {"mask": mask}
+        return x.tracer.create_proxy("call_module", path, (x, *args), named)
     raise DtypeError(f"{title(layer)} expects a tensor (N, C, *spatial), got {_said(x)}.")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion
 from normkit.core.layout import Channels, Layout, dense
-from normkit.core.messages import title
+from normkit.core.messages import channel_hint, title
 from normkit.core.moments import Coefficients, Moments, per_channel
 from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
@@ -25,11 +25,13 @@ from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed, followed_by
 from normkit.engine.normalize import fused, normalize
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
+from normkit.layers.from_training import FromTraining
+from normkit.layers.masking import Masking, mask_in_force
 from normkit.layers.measured import Measured, Refusal
 from normkit.layers.replayed import Replayed
 
 
-class Normalizer(Replayed, Configured, Measured):
+class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
     """A layer y = a·x + b whose tables come from ``coefficients(moments)``.
 
     A subclass owns its parameters and writes that one method: a pure function on small tables,
@@ -224,57 +226,36 @@ class Normalizer(Replayed, Configured, Measured):
     def pools_samples(self) -> bool:
         return self.card.pools_samples
 
-    # ---------------------------------------------------------------- what training asks
-
-    @property
-    def batch_multiple(self) -> int:
-        """Of how many samples a training batch must be a multiple."""
-        return 1
-
-    def set_worker_batch(self, samples: int) -> None:
-        """Take the statistics of runs of so many samples alone, as workers with few would."""
-        if samples % self.batch_multiple:
-            raise OptionError(
-                f"{title(self)} links {self.batch_multiple} samples, which do not fit into workers "
-                f"with {samples}. Try a multiple of {self.batch_multiple}."
-            )
-
-    @property
-    def needs_update_rate(self) -> bool:
-        """Whether it must be told the learning rate, which it holds in its buffer ``rate``."""
-        return False
-
-    def set_update_rate(self, rate: float) -> None:
-        """The learning rate of the next forward, for a layer whose statistics move at it."""
-
-    def commit(self) -> None:
-        """After a step of the optimizer: let statistics collected until then count."""
-
-    @torch.no_grad()
-    def scale_by(self, scale: Tensor) -> None:
-        """Multiply the scales, one a channel, before training; by zeros the output is zero."""
-        if self.weight is not None:
-            self.weight.mul_(scale.reshape(-1, *(1,) * (self.weight.dim() - 1)))
-            if self.bias is not None and not scale.any():
-                self.bias.zero_()  # that of a kernel may have been drawn
-
     # ---------------------------------------------------------------- what a user calls
 
     def forward(
-        self, x: Tensor, residual: Tensor | None = None, activation: str = "none"
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        activation: str = "none",
+        *,
+        mask: Tensor | None = None,
     ) -> Tensor:
-        """activation(norm(x) + residual), the activation by a name such as "none" or "relu"."""
+        """activation(norm(x) + residual), the activation by a name such as "none" or "relu".
+
+        With a mask (N, *spatial), true where positions count, statistics are those of valid
+        positions alone and the output is zero at the others.
+        """
         if not isinstance(x, Tensor):
-            traced: Tensor = node_of(self, x, residual, activation)
+            traced: Tensor = node_of(self, x, residual, activation, mask=mask)
             return traced
-        if not torch.compiler.is_compiling() and self._replays is not None:
+        given: Any = mask_in_force(self) if mask is None else mask
+        if given is None and self._replays is not None and not torch.compiler.is_compiling():
             replayed = self.replay(x, residual, activation)
             if replayed is not None:
                 return replayed
         self.check(x)
+        valid = None if given is None else self.valid(x, given)
         if x.numel() == 0:
             return self._empty(x, residual, activation)
         self.check_size(x)
+        if valid is not None:
+            return self.without_padding(x, valid, residual, activation)
         return self.normalize(x, residual, activation)
 
     @classmethod
@@ -323,7 +304,7 @@ class Normalizer(Replayed, Configured, Measured):
         if x.dim() < 2 or x.shape[1] != self.channels:
             raise ShapeError(
                 f"{title(self)} expects input (N, {self.channels}, *spatial), "
-                f"got {tuple(x.shape)}." + _channel_hint(x, self.channels)
+                f"got {tuple(x.shape)}." + channel_hint(x.shape, self.channels)
             )
         if not x.is_floating_point():
             raise DtypeError(
@@ -430,6 +411,7 @@ class Normalizer(Replayed, Configured, Measured):
         residual: Tensor | None = None,
         activation: str = "none",
         path: Path | None = None,
+        cells: Callable[[Tensor], Layout] | None = None,
     ) -> tuple[Tensor, MapResult]:
         """activation(a·x + b + residual), and what came of the moments and the state."""
         results: list[MapResult] = []
@@ -440,7 +422,7 @@ class Normalizer(Replayed, Configured, Measured):
 
         uses = self.uses_moments()
         options = {"residual": residual, "activation": activation, "path": path}
-        y = normalize(x, coefficients, cells=self.cells, use_moments=uses, **options)  # type: ignore[arg-type]
+        y = normalize(x, coefficients, cells=cells or self.cells, use_moments=uses, **options)  # type: ignore[arg-type]
         return y, results[0]
 
     def _heard(self, x: Tensor, moments: Moments | None, state: LayerState) -> MapResult:
@@ -488,13 +470,3 @@ class Normalizer(Replayed, Configured, Measured):
             if moved.dtype != wide:
                 self._buffers[name] = table.to(device=moved.device, dtype=wide)
         return self
-
-
-def _channel_hint(x: Tensor, channels: int) -> str:
-    if x.dim() == 1 and x.shape[0] == channels:
-        return " Try x.unsqueeze(0): the batch axis is missing."
-    if x.dim() == 3 and x.shape[0] == channels:
-        return " Try x.unsqueeze(0): the batch axis is missing."
-    if x.dim() > 2 and x.shape[-1] == channels:
-        return " Try x.movedim(-1, 1): the channels seem to be last."
-    return ""

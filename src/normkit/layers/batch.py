@@ -175,7 +175,18 @@ class BatchNormalizer(Normalizer):
         if moments is None or not self.uses_batch(state) or self.single(moments):
             return self.running(state), None
         pooled = moments.pooled(samples=self.virtual_batch)
-        return self.each_sample(pooled, moments), self.tracked(pooled, state)
+        return self.each_sample(self.or_running(pooled, state), moments), self.tracked(
+            pooled, state
+        )
+
+    def or_running(self, pooled: Moments, state: LayerState) -> Moments:
+        """Those of the batch, or running ones where a mask leaves a single value and on_single
+        says so: chosen on the device."""
+        if self.on_single == "error" or not isinstance(pooled.count, Tensor):
+            return pooled
+        many, running = pooled.count > 1, self.running(state)
+        mean = torch.where(many, pooled.mean, running.mean)
+        return Moments(mean, torch.where(many, pooled.var, running.var), pooled.count)
 
     def each_sample(self, pooled: Moments, moments: Moments) -> Moments:
         """Statistics of runs, repeated for each sample of the run."""
@@ -198,6 +209,8 @@ class BatchNormalizer(Normalizer):
         samples = moments.mean.shape[0]
         k = min(self.virtual_batch or samples, samples)
         least = samples % k or k  # the last run may be shorter
+        if isinstance(moments.count, Tensor) and moments.count.dim() == 2:
+            return False  # of a mask: decided on the device, see ``statistics``
         if moments.count * least > 1:
             return False
         if self.on_single == "error" or self.running_mean is None:
@@ -216,7 +229,7 @@ class BatchNormalizer(Normalizer):
             return None
         mean = over_runs(pooled.mean, pooled)
         var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
-        return self.blended(state, running_mean=mean, running_var=var)
+        return self.blended(state, counted=pooled.enough(), running_mean=mean, running_var=var)
 
     def tracks(self, state: LayerState) -> bool:
         """Whether a batch enters the running statistics."""
@@ -237,8 +250,9 @@ class BatchNormalizer(Normalizer):
         conditions on the device: whether to blend, and whether there was a batch at all.
         """
         finite = all_finite(new.values())
-        weight = self.blend_weight(state, finite if counted is None else finite & counted)
-        where = finite if only is None else finite & only
+        counts = finite if counted is None else finite & counted
+        weight = self.blend_weight(state, counts)
+        where = counts if only is None else counts & only
         values = {name: blended(state[name], value, weight, where) for name, value in new.items()}
         return StateUpdate(values, finite, counted)
 
@@ -438,5 +452,5 @@ def over_runs(table: Tensor, pooled: Moments) -> Tensor:
         return table[0]
     if isinstance(pooled.count, Tensor):
         weight = pooled.count.to(table.dtype)
-        return (table * weight).sum(0) / weight.sum(0)
+        return (table * weight).sum(0) / weight.sum(0).clamp(min=1)
     return table.mean(0)

@@ -99,7 +99,8 @@ class BatchRenorm(BatchNormalizer):
         if self.tracks(state):
             with torch.no_grad():
                 mean, spread = over_runs(pooled.mean, pooled), over_runs(std, pooled)
-            update = self.blended(state, running_mean=mean, running_std=spread)
+            counted = pooled.enough()
+            update = self.blended(state, counted=counted, running_mean=mean, running_std=spread)
         corrected = pooled.standardizing(self.eps).then(r, d)
         samples = moments.mean.shape[0]
         run = self.virtual_batch or samples

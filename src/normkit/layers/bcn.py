@@ -193,17 +193,21 @@ class BCN(BatchNormalizer):
             mean = batch.mean[0]
             square = batch.var[0] + (mean - state["running_mean"]).square()  # about the old mean
             if self.update_every == "step":
-                return self.running(state), self._collected(mean, square, state)
-            update = self.blended(state, running_mean=mean, running_var=square)
+                return self.running(state), self._collected(mean, square, state, batch.enough(1))
+            some = batch.enough(1)
+            update = self.blended(state, counted=some, running_mean=mean, running_var=square)
         new = update.values
         return Moments(new["running_mean"][None], new["running_var"][None], 1), update
 
-    def _collected(self, mean: Tensor, square: Tensor, state: LayerState) -> StateUpdate:
+    def _collected(
+        self, mean: Tensor, square: Tensor, state: LayerState, some: Tensor | None
+    ) -> StateUpdate:
         """The batches since the last optimizer step, with this one if it is finite."""
         finite = all_finite((mean, square))
+        counts = finite if some is None else finite & some
         values = {"mean": mean, "square": square, "count": torch.ones_like(state["pending_count"])}
         pending = {
-            f"pending_{name}": state[f"pending_{name}"] + torch.where(finite, value, 0)
+            f"pending_{name}": state[f"pending_{name}"] + torch.where(counts, value, 0)
             for name, value in values.items()
         }
         return StateUpdate(pending, finite, torch.zeros_like(finite))

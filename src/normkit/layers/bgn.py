@@ -105,6 +105,14 @@ class BGN(BatchNormalizer):
                 'Try remainder="balanced".'
             )
 
+    def masks_refused(self) -> str:
+        if self.channels % self.groups == 0:
+            return ""
+        return (
+            f"its {self.groups} groups cut {self.channels} channels by position, and padding moves "
+            "the cuts. Try groups that divide the channels"
+        )
+
     # Three ways to cut: whole channels, equal strips of channels, or uneven pieces of them.
 
     def strips(self, positions: int) -> int | None:
@@ -166,7 +174,8 @@ class BGN(BatchNormalizer):
                 return self.running(state), None
             rows = moments.pooled(samples=self.virtual_batch)
             pooled = rows.pooled_by(pieces.group, self.groups)
-        return self.each_sample(pooled, moments), self.tracked(pooled, state)
+        used = self.or_running(pooled, state)
+        return self.each_sample(used, moments), self.tracked(pooled, state)
 
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         if self.channels % self.groups or not self.pools_all(x):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normkit.core.card import Card
 from normkit.core.fusion import Depthwise, Fusion, Pool
 from normkit.core.layout import dense
+from normkit.core.masks import blank
 from normkit.core.messages import title
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
@@ -115,6 +116,15 @@ class BNET(BatchNormalizer):
             y, _ = self.run(path, x, state, None if both is None else both.norm)
             y = depthwise(y, self.weight, self.bias)
         return epilogue(y, residual, activation)
+
+    def normalize_masked(
+        self, x: Tensor, valid: Tensor, residual: Tensor | None, activation: str
+    ) -> Tensor:
+        if self.weight is None:
+            return super().normalize_masked(x, valid, residual, activation)
+        # the kernel sees zeros beyond the valid part, as beyond the border
+        y = blank(self.mapped_masked(x, valid)[0], valid)
+        return epilogue(depthwise(y, self.weight, self.bias), residual, activation)
 
     def description(self, x: Tensor, state: LayerState) -> Any:
         norm = super().description(x, state)

@@ -129,17 +129,21 @@ class DN(BatchNormalizer):
         update = None
         if self.uses_batch(state):
             update = self.tracked(moments.pooled(samples=None), state)
-            mean, var = (t.mT for t in _linked(mean.mT, var.mT, self.batch_gates))  # over samples
+            count = moments.count
+            weight = count.mT if isinstance(count, Tensor) else None  # (1, N), of a mask
+            linked = _linked(mean.mT, var.mT, self.batch_gates, weight)  # over samples
+            mean, var = (t.mT for t in linked)
         elif self.batch_gates is not None:
-            running, linked = self.running(state), (self.batch_gates >= 0).any()
-            mean = torch.where(linked, running.mean, mean)
-            var = torch.where(linked, running.var, var)
+            running, some = self.running(state), (self.batch_gates >= 0).any()
+            mean = torch.where(some, running.mean, mean)
+            var = torch.where(some, running.var, var)
         return Moments(*_linked(mean, var, self.channel_gates), 1), update
 
     @torch.no_grad()
     def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
         # the number of values may be a symbol, of exported programs
-        return super().tracked(pooled, state) if pooled.count > 1 else None
+        many = isinstance(pooled.count, Tensor) or pooled.count > 1
+        return super().tracked(pooled, state) if many else None
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
@@ -157,19 +161,28 @@ class DN(BatchNormalizer):
         return self.linked(table, LayerState(batch, self._buffers))[0].standardizing(self.eps)
 
 
-def _linked(mean: Tensor, var: Tensor, gates: Tensor | None) -> tuple[Tensor, Tensor]:
+def _linked(
+    mean: Tensor, var: Tensor, gates: Tensor | None, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Moments (…, S) pooled over runs of 2, 4, … entries, a doubling for each open gate.
 
     Runs are merged pair by pair about their common mean, so nothing cancels. The gate's own
-    gradient is that of the step it takes: straight through the sign.
+    gradient is that of the step it takes: straight through the sign. ``weight`` (1, S) says how
+    many values entries have, where they do not have the same number.
     """
     if gates is None:
         return mean, var
     opened = (gates >= 0).to(mean.dtype) + gates - gates.detach()
     for i, gate in enumerate(opened):
         m, v = (table.unflatten(1, (-1, 2, 1 << i)) for table in (mean, var))
-        centre = m.mean(2, keepdim=True)
-        within = (v + (m - centre).square()).mean(2, keepdim=True)
+        share: Tensor | float = 0.5
+        if weight is not None:
+            w = weight.unflatten(1, (-1, 2, 1 << i))
+            both = w.sum(2, keepdim=True)
+            share = w.to(mean.dtype) / both.clamp(min=1)
+            weight = torch.where(gates[i] >= 0, both, w).flatten(1)
+        centre = (share * m).sum(2, keepdim=True)
+        within = (share * (v + (m - centre).square())).sum(2, keepdim=True)
         # the last term is zero for a gate of 0 or 1, but not its gradient
         var = v + gate * (within - v) + gate * (1 - gate) * (centre - m).square()
         mean, var = (m + gate * (centre - m)).flatten(1), var.flatten(1)

@@ -111,7 +111,9 @@ class GBGN(BatchNormalizer):
         if not self.tracks(state):
             return None
         mean, var = pooled.mean[0], pooled.var[0]
-        return self.blended(state, running_mean=mean, running_second_moment=var + mean.square())
+        second = var + mean.square()
+        some = pooled.enough(1)
+        return self.blended(state, counted=some, running_mean=mean, running_second_moment=second)
 
     def population(self, moments: Moments | None, state: LayerState) -> Moments:
         """The statistics of eval mode, tables (1, G), or (N, G) with the sample's own share."""

@@ -90,6 +90,12 @@ class GW(Normalizer):
         white = whiten_groups(x, self.groups, self.eps, self.iterations, self.method)
         return self.finish(white, residual, activation)
 
+    def normalize_masked(
+        self, x: Tensor, valid: Tensor, residual: Tensor | None, activation: str
+    ) -> Tensor:
+        options = self.groups, self.eps, self.iterations, self.method
+        return self.finish(whiten_groups(x, *options, valid), residual, activation)
+
     def path(self, x: Tensor, *, compiled: bool | None = None, followed: bool = False) -> Path:
         name = "expression" if compiled or looked_into() else "torch"
         return Path(name, "there is no kernel for whitening")

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from normkit.core.messages import title
 from normkit.engine.activations import module_of, name_of_module
+from normkit.errors import OptionError
 from normkit.layers.base import Normalizer
 
 
@@ -49,12 +51,19 @@ class NormAct(nn.Module):
             return None
         return name_of_module(self.act)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        fused = self.fused
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> Tensor:
+        fused, named = self.fused, {} if mask is None else {"mask": mask}
         if fused is not None:
-            y: Tensor = self.norm(x, residual, fused)
+            y: Tensor = self.norm(x, residual, fused, **named)
             return y
-        y = self.drop(self.norm(x))
+        if named and not isinstance(self.norm, Normalizer):
+            raise OptionError(
+                f"{title(self)} has a {type(self.norm).__name__}, which takes no mask. "
+                "Try a normalizer of normkit."
+            )
+        y = self.drop(self.norm(x, **named))
         return self.act(y if residual is None else y + residual)
 
     def __getattr__(self, name: str) -> Any:

@@ -85,6 +85,11 @@ class PN(Normalizer):
             return self.run(path, x, state, None, residual, activation)[0]
         return self.finish(self.run(path, x, state, None)[0], residual, activation)
 
+    def normalize_masked(
+        self, x: Tensor, valid: Tensor, residual: Tensor | None, activation: str
+    ) -> Tensor:
+        return self.normalize(x, residual, activation)  # no pixel looks at another one
+
     def description(self, x: Tensor, state: LayerState) -> Pixel:
         return Pixel(self.eps, int(self.unbiased), self.weight, self.bias)
 

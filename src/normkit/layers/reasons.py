@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from normkit.engine import dispatch
 from normkit.errors import DtypeError, OptionError
 from normkit.layers.base import Normalizer
+from normkit.layers.masking import WITH_MASK, mask_in_force
 from normkit.layers.norm_act import NormAct
 from normkit.layers.weight import WeightNormalizer
 
@@ -18,10 +19,11 @@ IN_GRAPHS = {
 }
 
 
-def why(layer: nn.Module, x: Tensor, *, compiled: bool = False) -> str:
+def why(layer: nn.Module, x: Tensor, *, compiled: bool = False, mask: Tensor | None = None) -> str:
     """Says which code would compute an input, and what keeps a faster one from it.
 
-    ``compiled`` asks for the graph that torch.compile would make. For ws, wn and cwn x is a weight.
+    ``compiled`` asks for the graph that torch.compile would make, ``mask`` for a padded
+    batch. For ws, wn and cwn x is a weight.
 
     >>> import torch, normkit as nk
     >>> nk.why(nk.BN(8), torch.randn(2, 8, 4, 4))
@@ -47,6 +49,8 @@ def why(layer: nn.Module, x: Tensor, *, compiled: bool = False) -> str:
     try:
         if isinstance(layer, WeightNormalizer):
             path = layer.path(x, compiled=compiled or None)
+        elif mask is not None or mask_in_force(layer) is not None:
+            path = WITH_MASK
         else:
             path = layer.path(x, compiled=compiled or None, followed=followed)
     except dispatch.NotServed as refusal:

@@ -151,7 +151,7 @@ class SN(BatchNormalizer):
         if not self.tracks(state):
             return None
         mean, var = over_runs(pooled.mean, pooled), over_runs(pooled.var, pooled)
-        return self.blended(state, running_mean=mean, running_var=var)
+        return self.blended(state, counted=pooled.enough(1), running_mean=mean, running_var=var)
 
     def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
         return Moments(moments.mean, moments.unbiased(int(self.unbiased)), moments.count)

@@ -11,6 +11,7 @@ from torch import Tensor
 from normkit.core.card import Card
 from normkit.core.fusion import Condensation, Depthwise, Fusion, Gate
 from normkit.core.layout import dense
+from normkit.core.masks import blank
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import ParameterRole, TrainedBN
@@ -223,12 +224,12 @@ class UBN(BatchNormalizer):
         if not (self.fct and (state.training or self.reading["update_in_eval"])):
             return state
         limit = min(self._limits(), default=None)  # without the size: that may be a symbol
-        table = Moments(moments.mean[:limit], moments.var[:limit], moments.count)
+        table = moments.rows(slice(limit))
         with torch.no_grad():
             first = x[:limit]
             new = condensation_score(first, table).to(self.score.dtype)
             if self.reading["score_norm"] == "batch":
-                new = new * (first.shape[0] - 1)
+                new = new * (table.filled_rows() - 1)
             if self.sync_score and torch.distributed.is_initialized():
                 torch.distributed.all_reduce(new)
                 new = new / torch.distributed.get_world_size()
@@ -264,11 +265,18 @@ class UBN(BatchNormalizer):
             return self.running(state), StateUpdate(scored)
         pooled = moments.pooled(samples=self.virtual_batch)
         condensed = score > self.tau if self.fct else None
-        batch, update = self.each_sample(pooled, moments), StateUpdate({})
+        batch = self.each_sample(self.or_running(pooled, state), moments)
+        update = StateUpdate({})
         if state.training and self.track_running_stats:
             mean = over_runs(pooled.mean, pooled)
             var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
-            update = self.blended(state, only=condensed, running_mean=mean, running_var=var)
+            update = self.blended(
+                state,
+                only=condensed,
+                counted=pooled.enough(),
+                running_mean=mean,
+                running_var=var,
+            )
             if self.reading["train_stats"] == "ema":
                 # the updated buffers in value, with the gradient of the part that is new
                 assert update.finite is not None
@@ -378,6 +386,12 @@ class UBN(BatchNormalizer):
             self.after_fusion(both.norm, state, tables, begin, x)
             return epilogue(y, residual, activation)
         standardized, s = self.run(path, x, state, None if both is None else both.norm)
+        return self._convolved(standardized, s, residual, activation)
+
+    def _convolved(
+        self, standardized: Tensor, s: Tensor | None, residual: Tensor | None, activation: str
+    ) -> Tensor:
+        assert self.weight is not None and self.bias is not None
         if s is None or self.reading["gate"] == "before":
             return epilogue(depthwise(standardized, self.weight, self.bias), residual, activation)
         # s is one number a sample and channel, so it passes through the kernel: only the bias
@@ -390,6 +404,15 @@ class UBN(BatchNormalizer):
             residual=residual,
             activation=activation,
         )
+
+    def normalize_masked(
+        self, x: Tensor, valid: Tensor, residual: Tensor | None, activation: str
+    ) -> Tensor:
+        if not self._convolves:
+            return super().normalize_masked(x, valid, residual, activation)
+        # the kernel sees zeros beyond the valid part, as beyond the border
+        y, result = self.mapped_masked(x, valid)
+        return self._convolved(blank(y, valid), result.gate, residual, activation)
 
     def description(self, x: Tensor, state: LayerState) -> Any:
         norm = super().description(x, state)

@@ -19,14 +19,15 @@ def condensation_score(x: Tensor, moments: Moments) -> Tensor:
     come from the moments, so this is one more read of x: O(nD). A zero sample has cosine 0 with
     every other. No gradient, no host synchronisation.
     """
-    n = x.shape[0]
-    if n == 1:
+    if x.shape[0] == 1:
         return torch.ones((), device=x.device, dtype=moments.mean.dtype)
     with torch.no_grad():
-        squares = (moments.var + moments.mean.square()).sum(1) * moments.count  # ‖x_n‖²
+        squares = ((moments.var + moments.mean.square()) * moments.count).sum(1)  # ‖x_n‖²
         weight = torch.where(squares > 0, squares.rsqrt(), 0)
         total = weighted_sum(x, weight)
-        return (total.square().sum() - n) / (n * (n - 1))
+        n = moments.filled_rows()  # of a mask, which may leave nothing of a sample
+        score = (total.square().sum() - n) / (n * (n - 1))
+        return torch.where(n > 1, score, 1) if isinstance(n, Tensor) else score
 
 
 def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
@@ -56,17 +57,27 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y.flatten(1) if flat else y
 
 
-def whiten_groups(x: Tensor, groups: int, eps: float, iterations: int, method: str) -> Tensor:
+def whiten_groups(
+    x: Tensor, groups: int, eps: float, iterations: int, method: str, valid: Tensor | None = None
+) -> Tensor:
     """W·(x − mean) with x as (N, groups, values) and W = (covariance + eps)^(−1/2) per sample.
 
     Groups are consecutive channels, so channels_last tensors with several channels a group are
-    copied once; the output has the memory format of x. Runs in float32 or wider.
+    copied once; the output has the memory format of x. Runs in float32 or wider. With a mask
+    (N, 1, *spatial) mean and covariance are those of valid positions.
     """
     dtype = statistics_dtype(x.dtype)
     with without_autocast(x.device):
         grouped = x.reshape(x.shape[0], groups, -1).to(dtype)  # (N, g, m)
-        centred = grouped - grouped.mean(2, keepdim=True)
-        covariance = centred @ centred.mT / centred.shape[2]  # (N, g, g)
+        if valid is None:
+            count: int | Tensor = grouped.shape[2]
+            centred = grouped - grouped.mean(2, keepdim=True)
+        else:
+            seen = valid.expand_as(x).reshape(grouped.shape)
+            count = seen[:, :1].sum(2, keepdim=True).clamp(min=1)
+            mean = torch.where(seen, grouped, 0).sum(2, keepdim=True) / count
+            centred = torch.where(seen, grouped - mean, 0)
+        covariance = centred @ centred.mT / count  # (N, g, g)
         covariance = covariance + eps * torch.eye(groups, dtype=dtype, device=x.device)
         root = _newton(covariance, iterations) if method == "newton" else _eigh(covariance)
         y = (root @ centred).to(x.dtype).reshape(x.shape)
