@@ -118,7 +118,7 @@ class Stage:
 
 WARM = {"train.warmup": 1}
 FAR = {"norm.mean_spread": 4.0, "norm.std_spread": 4.0}
-# by value: the headlines, then every claim on one schedule, then the other one and the rest of grids
+# by value: the headlines, every claim on one schedule, then the other one and the rest of grids
 STAGES = (
     Stage("a-small-start-scale"),
     Stage("g-ubn"),

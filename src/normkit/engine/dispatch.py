@@ -30,6 +30,7 @@ from torch.autograd import forward_ad
 
 from normkit.core.fusion import Depthwise, Description, Pixel, graph_family, has_gaps
 from normkit.core.layout import Batch, Channels, Layout, is_channels_last
+from normkit.engine import remaking
 from normkit.engine.torch import passes as torch_passes
 from normkit.errors import OptionError, nearest
 
@@ -105,7 +106,8 @@ def decide(
     if _forced == "torch":
         return Path("torch", FORCED)
     if _forced == "auto" and not x.is_cuda:
-        return Path("torch", f"the tensor is on {x.device.type}", apart=followed and x.is_cpu)
+        apart = followed and x.is_cpu and not remaking.active()  # what is made in parts is kept
+        return Path("torch", f"the tensor is on {x.device.type}", apart=apart)
     # a program of pixels takes several, where the grids of the passes might not hold so many
     own = Channels.of(x) if isinstance(description, Pixel) else layout
     obstacle = _obstacle(x, own)

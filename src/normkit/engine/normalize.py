@@ -22,7 +22,7 @@ from normkit.core.fusion import Fusion
 from normkit.core.layout import Batch, Channels, Layout, dense
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.statistics import Repetition
-from normkit.engine import plain
+from normkit.engine import plain, remaking
 from normkit.engine.compile import graph
 from normkit.engine.dispatch import OPERATORS, Path, decide, looked_into_backward
 from normkit.engine.epilogue import AffineMap, check
@@ -188,8 +188,14 @@ class _Affine(torch.autograd.Function):
             residual if recomputes else None,
         )
         ctx.act, ctx.layout, ctx.link, ctx.passes = act, layout, link, passes
-        map = AffineMap(scale, shift, center, residual, act)
-        return passes.affine(x, map, layout)
+        y = passes.affine(x, AffineMap(scale, shift, center, residual, act), layout)
+
+        def make(x: Tensor, residual: Tensor | None) -> Tensor:
+            made: Tensor = passes.affine(x, AffineMap(scale, shift, center, residual, act), layout)
+            return made
+
+        remaking.offer(y, x, residual, make)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

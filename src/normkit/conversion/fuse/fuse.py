@@ -23,8 +23,9 @@ from normkit.conversion.certificate import (
 from normkit.conversion.edits import count_hooks
 from normkit.conversion.forward_probe import difference, full_precision, leaves, rounding
 from normkit.conversion.fuse.graph import HOOKED, fused_forward, not_fused
+from normkit.conversion.fuse.saving import save_all, save_inputs
 from normkit.engine.activations import name_of_module
-from normkit.errors import NormkitError, NothingToDo
+from normkit.errors import NormkitError, NothingToDo, OptionError, nearest
 from normkit.inspection import refuse_wrapped, undisturbed
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
@@ -33,7 +34,10 @@ Model = TypeVar("Model", bound=nn.Module)
 Names = tuple[tuple[str, Any], ...]
 
 
-def fuse(model: Model, example: Any = None) -> Model:
+SAVED = ("all", "inputs")
+
+
+def fuse(model: Model, example: Any = None, *, save: str = "all") -> Model:
     """Let normkit's norms do the sum and the activation that follow them.
 
     In ``relu(bn(x) + identity)`` the norm, the sum and the activation each read and write the whole
@@ -51,6 +55,14 @@ def fuse(model: Model, example: Any = None) -> Model:
     It is made for GPUs, where a training step gains most. On a CPU a forward in eval mode gains two
     or three parts in a hundred, and a training step neither gains nor loses what could be measured
     (``python -m benchmarks.paired_cost fuse``).
+
+    ``save="inputs"`` saves memory in training. A network keeps what goes into a norm, for the norm,
+    and what comes out, for the convolution after it; then only the first is kept, and the second is
+    made again when backward asks for it: by the same pass over it, so that gradients are equal to
+    the last bit. Outputs that are added to others are made again one from the other. A max pooling
+    no longer keeps its indices, at the price that its gradient cannot be differentiated again. It
+    holds while the forward of this model runs, in eager mode: compilers decide for themselves what
+    they keep. ``save="all"`` takes it back.
 
     Left alone: a forward that cannot be traced, takes more than one argument, is another one in
     eval mode or keeps something on the module; norms and activations with hooks, which would see
@@ -71,6 +83,8 @@ def fuse(model: Model, example: Any = None) -> Model:
       (2): Identity()
     )
     """
+    if save not in SAVED:
+        raise OptionError(f"Unknown save={save!r}. {nearest(save, SAVED)}")
     plan = plan_fuse(model)
     before = measure_before(model, (), example)
     undo: list[Callable[[], None]] = []
@@ -91,6 +105,10 @@ def fuse(model: Model, example: Any = None) -> Model:
         norm = model.get_submodule(path)
         norm = norm.norm if isinstance(norm, NormAct) else norm
         norm.apart_on_cpu = True  # type: ignore[assignment]
+    if save == "inputs":
+        save_inputs(model)
+    else:
+        save_all(model)
     return model
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from normkit.core.fusion import Depthwise, Fusion
 from normkit.core.moments import Moments
 from normkit.core.statistics import Repetition
-from normkit.engine import plain
+from normkit.engine import plain, remaking
 from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.families.depthwise_kernels import (
@@ -79,9 +79,15 @@ class _FusedDepthwise(torch.autograd.Function):
         with recording or nullcontext():
             parts = passes.moment_parts(x, layout)
             tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
-            y = passes.like(layout, x)
             start = _forward(_sizes(x, layout, period), bias is not None, gates is not None)
-            start(layout.aligned(x), tables, kernel, bias, gates, y)
+
+            def make(x: Tensor, residual: Tensor | None) -> Tensor:
+                y = passes.like(layout, x)
+                start(layout.aligned(x), tables, kernel, bias, gates, y)
+                return y
+
+            y = make(x, None)
+        remaking.offer(y, x, None, make)
         if recording is not None and record is not None:
             record = record.with_forward(recording, y, tables)
         ctx.record = record

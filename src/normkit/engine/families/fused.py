@@ -17,7 +17,7 @@ from torch import Tensor
 from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool
 from normkit.core.moments import Moments
 from normkit.core.statistics import Repetition
-from normkit.engine import plain
+from normkit.engine import plain, remaking
 from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.families import channel, gate, mix, pool
@@ -72,6 +72,9 @@ class _Fused(torch.autograd.Function):
             parts = passes.moment_parts(x, layout)
             tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
             y = passes.apply_map(x, tables, period, residual, act, layout)
+        remaking.offer(
+            y, x, residual, lambda x, r: passes.apply_map(x, tables, period, r, act, layout)
+        )
         ctx.save_for_backward(x, residual if act != "none" else None, tables, *parameters)
         ctx.given = fusion, act, layout, family, period
         if recording is not None and record is not None:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from normkit.core.fusion import Pixel
 from normkit.core.layout import Pixels
-from normkit.engine import plain
+from normkit.engine import plain, remaking
 from normkit.engine.activations import NUMBERS
 from normkit.engine.triton import passes
 from normkit.engine.triton.activations import activate, before
@@ -65,8 +65,14 @@ class _Fused(torch.autograd.Function):
     ) -> Any:
         ctx.save_for_backward(x, weight, bias, residual if pixel.act != "none" else None)
         ctx.pixel = pixel
-        y = pixel.layout.like(x)
-        write_map(x, weight, bias, residual, y, pixel)
+
+        def make(x: Tensor, residual: Tensor | None) -> Tensor:
+            y = pixel.layout.like(x)
+            write_map(x, weight, bias, residual, y, pixel)
+            return y
+
+        y = make(x, residual)
+        remaking.offer(y, x, residual, make)
         return y
 
     @staticmethod
