@@ -218,3 +218,16 @@ def test_why_names_the_mask() -> None:
         assert "mask" in nk.why(layer, x)
         layer(x)
     assert "mask" not in nk.why(layer, x)
+
+
+def test_one_graph_for_all_masks() -> None:
+    """Compiled without a break, and not once more for each block."""
+    model, x = nn.Sequential(nk.BN(3), nk.GN(3, groups=1)), torch.randn(2, 3, 8, 8)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for height in (4, 6, 2):
+        mask = torch.ones(2, 8, 8, dtype=torch.bool)
+        mask[1, height:] = False
+        with nk.masked(mask):
+            want = model(x)
+            with torch.compiler.set_stance("default" if height == 4 else "fail_on_recompile"):
+                torch.testing.assert_close(compiled(x), want)

@@ -19,6 +19,7 @@ from normkit.inspection.batches import BatchReader
 from normkit.inspection.run import Listener, progressive, watch_inputs
 from normkit.inspection.side_by_side import current_run, run_side_by_side
 from normkit.inspection.statistics import MergedMoments, NormStatistics, weights_of_rows
+from normkit.layers.masking import valid_positions
 
 FEWEST = 30  # images: a standard error from fewer says little
 
@@ -95,11 +96,11 @@ class InputStatistics:
         self.settled = True  # statistics that the input itself depends on have come to rest
         self.left_out = 0  # calls whose values were not all finite
 
-    def add(self, x: Tensor, images: int) -> None:
-        """The input of one call, in a batch with so many images."""
+    def add(self, x: Tensor, images: int, valid: Tensor | None = None) -> None:
+        """The input of one call, in a batch with so many images; see ``NormStatistics.table``."""
         if not self.norm.fits(x):
             return
-        table = self.norm.table(x)
+        table = self.norm.table(x, valid)
         new = MergedMoments.of(table)
         if not new.is_finite():
             self.left_out += 1
@@ -226,9 +227,9 @@ class Measurement:
                         f"{one.norm.path} runs several times in one forward, so its input depends "
                         "on its own statistics. Try together=False."
                     )
-                for x, batch in zip(inputs, batches, strict=True):
+                for (x, valid), batch in zip(inputs, batches, strict=True):
                     before = one.left_out
-                    one.add(x, batch.size)
+                    one.add(x, batch.size, valid)
                     one.count(batch.size, before)
                 if one.merged is not None:
                     write(one)
@@ -237,7 +238,7 @@ class Measurement:
             def meet(x: Tensor) -> None:
                 run = current_run()
                 if run is not None and one.norm.fits(x):
-                    run.meet(one.norm.path, x, combine)
+                    run.meet(one.norm.path, (x, valid_positions(one.norm.norm, x)), combine)
 
             return meet
 

@@ -134,7 +134,7 @@ class MaskContext:
         if mask.dim() < 1:
             raise ShapeError("masked expects a mask (N, *spatial), got one without axes.")
         self.mask, self.resize = mask, resize
-        self.uses = 0
+        self.used = False
         self._sizes: dict[tuple[int, ...], Tensor] = {}
 
     def for_input(self, x: Tensor, owner: Any) -> Tensor:
@@ -153,9 +153,9 @@ class MaskContext:
                 "normkit.masked(None) around this part of the network."
             )
         _check_device(mask, x, owner)
+        self.used = True  # written and never read here: a graph would be made for each value
         if torch.compiler.is_compiling():
             return resized(mask, size, self.resize)
-        self.uses += 1
         known = self._sizes.get(size)
         if known is None:
             known = self._sizes[size] = resized(mask, size, self.resize)

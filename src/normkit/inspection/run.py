@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from normkit.inspection.batches import BatchReader, StopForward
 from normkit.inspection.statistics import NormStatistics
+from normkit.layers.masking import call_mask
 
 Listener = Callable[[Tensor], None]
 # a norm that a batch reaches repeatedly: its input depends on its own statistics
@@ -99,7 +100,8 @@ def watch_inputs(
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = input_tensor(args, kwargs)
             if x is not None:
-                listener(x)
+                with call_mask(kwargs.get("mask")):
+                    listener(x)
 
         return hook
 

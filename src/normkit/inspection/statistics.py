@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.layout import Channels, dense
+from normkit.core.masks import MaskedCells, blank
 from normkit.core.moments import Moments
 from normkit.core.precision import widest
 from normkit.engine import plain
@@ -21,6 +22,7 @@ from normkit.errors import OptionError, ShapeError
 from normkit.inspection.foreign import answering_for
 from normkit.inspection.kinds import STORED_AS_TORCH, kind_of
 from normkit.layers.base import Normalizer
+from normkit.layers.masking import valid_positions
 
 AT_ONCE = 1 << 22  # values in float64 at a time: 32 MB, whatever the size of the activations
 
@@ -46,7 +48,7 @@ class MergedMoments:
         if len(weight) == 1:
             return cls(weight[0], mean[0], weight[0] * var[0])
         count = weight.sum(0)
-        center = (weight * mean).sum(0) / count
+        center = (weight * mean).sum(0) / count.clamp(min=1)  # a mask may leave nothing
         return cls(count, center, (weight * (var + (mean - center).square())).sum(0))
 
     @classmethod
@@ -147,12 +149,20 @@ class NormStatistics:
         channels = getattr(self.norm, "channels", None)
         return x.shape[1] == (self.size if channels is None else channels)
 
-    def table(self, x: Tensor) -> Moments:
-        """The moments (N, K) of each image, in float64."""
+    def table(self, x: Tensor, valid: Tensor | None = None) -> Moments:
+        """The moments (N, K) of each image, in float64: of valid positions, given or by the block
+        of masks around."""
+        valid = valid_positions(self.norm, x) if valid is None else valid
         x = x.cpu() if x.device.type == "mps" else x  # which has no float64
         statistics = self.source.sample_statistics
         try:
-            return _joined([statistics(_moments(part), part) for part in _chunks(x)])
+            if valid is None:
+                return _joined([statistics(_moments(part), part) for part in _chunks(x)])
+            tables, rest = [], valid.to(x.device)  # of a padded batch
+            for part in _chunks(blank(x, rest)):
+                mask, rest = rest[: len(part)], rest[len(part) :]
+                tables.append(statistics(_moments(part, mask), part))
+            return _joined(tables)
         except ShapeError as error:
             raise ShapeError(f"{self.path or 'The norm'}: {error}") from error
 
@@ -261,17 +271,18 @@ def channel_moments(x: Tensor, axis: int = 1) -> Moments:
     return _joined([_moments(part) for part in _chunks(x.movedim(axis, 1))])
 
 
-def _moments(x: Tensor) -> Moments:
+def _moments(x: Tensor, valid: Tensor | None = None) -> Moments:
     """As the specification computes them, whatever backend is forced."""
     x = dense(x)
-    layout = Channels.of(x)
+    layout = Channels.of(x) if valid is None else MaskedCells(Channels.of(x), valid)
     return Moments(*plain.moments(x, layout), layout.count)
 
 
 def _joined(parts: list[Moments]) -> Moments:
-    """Rows one below the other; counts are the same for all of them."""
+    """Rows one below the other; counts are the same for all of them, or masks tell them."""
     mean, var = torch.cat([p.mean for p in parts]), torch.cat([p.var for p in parts])
-    return Moments(mean, var, parts[0].count)
+    counts = [p.count for p in parts if isinstance(p.count, Tensor) and p.count.dim() == 2]
+    return Moments(mean, var, torch.cat(counts) if counts else parts[0].count)
 
 
 def _chunks(x: Tensor) -> Iterator[Tensor]:

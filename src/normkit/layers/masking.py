@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +23,14 @@ from normkit.errors import OptionError
 
 WITH_MASK = Path("expression", "a mask is given, and no kernel takes one")
 
-_current: MaskContext | None = None
+
+class _Here(threading.local):
+    """The block that the code at hand is in: micro-batches may run side by side, in threads."""
+
+    context: MaskContext | None = None
+
+
+_here = _Here()
 _was_used = False  # until then no layer looks for one
 
 
@@ -52,14 +62,13 @@ class masked:
         self.before: list[MaskContext | None] = []
 
     def __enter__(self) -> None:
-        global _current, _was_used
-        self.before.append(_current)
-        _current, _was_used = self.context, True
+        global _was_used
+        self.before.append(_here.context)
+        _here.context, _was_used = self.context, True
 
     def __exit__(self, kind: Any, *error: object) -> None:
-        global _current
-        _current = self.before.pop()
-        unused = self.context is not None and self.context.uses == 0
+        _here.context = self.before.pop()
+        unused = self.context is not None and not self.context.used
         if unused and kind is None and not torch.compiler.is_compiling():
             warnings.warn(
                 "No layer of normkit ran inside normkit.masked, so the mask had no effect. Layers "
@@ -73,10 +82,30 @@ def mask_in_force(layer: Any) -> MaskContext | None:
     if not _was_used:
         return None
     if torch.compiler.is_compiling():
-        return _current
+        return _here.context
     # left with the checkpoint around, if there is one: the backward may be outside of the block
-    seen = as_first_seen(("mask", id(layer)), lambda: _current)
-    return seen if is_recomputation() else _current
+    seen = as_first_seen(("mask", id(layer)), lambda: _here.context)
+    return seen if is_recomputation() else _here.context
+
+
+def valid_positions(norm: Any, x: Tensor) -> Tensor | None:
+    """Which positions of an input count for a norm, (N, 1, *spatial), by the block around; None if
+    there is no mask, or the norm knows none."""
+    if _here.context is None or not isinstance(norm, Masking):
+        return None
+    return norm.valid(x, _here.context)
+
+
+@contextmanager
+def call_mask(mask: Tensor | None) -> Iterator[None]:
+    """The block of one call, for who looks at a norm that is given a mask of its own."""
+    before = _here.context
+    if mask is not None:
+        _here.context = MaskContext(mask, "any")
+    try:
+        yield
+    finally:
+        _here.context = before
 
 
 class Masking:

@@ -220,6 +220,10 @@ class FirstSamples:
 def joined(parts: Sequence[Moments]) -> Moments:
     """The table of all micro-batches, one after the other."""
     first = parts[0]
+    counts = [p.count for p in parts if isinstance(p.count, Tensor) and p.count.dim() == 2]
+    if len(counts) == len(parts):  # of masks: each sample has its own
+        count = torch.cat(counts)
+        return Moments(torch.cat([p.mean for p in parts]), torch.cat([p.var for p in parts]), count)
     for part in parts:
         same = part.mean.shape[1:] == first.mean.shape[1:]
         if not (same and torch.equal(torch.as_tensor(part.count), torch.as_tensor(first.count))):

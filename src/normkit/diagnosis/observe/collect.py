@@ -20,7 +20,6 @@ from normkit.inspection.run import progressive, watch_inputs
 from normkit.inspection.statistics import (
     MomentsAccumulator,
     NormStatistics,
-    channel_moments,
     pooled_statistics_of,
     running_moments,
 )
@@ -243,7 +242,7 @@ def _progressive(
 
     def measure(norm: NormStatistics, stop_at: nn.Module | None) -> bool:
         inputs = MomentsAccumulator()
-        listener = {norm.norm: lambda x: inputs.add(norm.pooled(channel_moments(x), x))}
+        listener = {norm.norm: lambda x: inputs.add(norm.table(x).pooled(samples=None))}
         with watch_inputs(listener, stop_at):
             for number, batch in enumerate(reader, 1):
                 reader.run(batch, number)
