@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from normkit.conversion.edits import ReplaceModule, count_hooks
 from normkit.conversion.freeze import carry_freezing, frozen_parts, state_of, unfrozen_class
+from normkit.conversion.groups import is_misfit, refuse_misfits
 from normkit.conversion.plan import Action, Step
 from normkit.conversion.sources import is_exact, norm_of, numbers, read
 from normkit.conversion.targets import Taken, Target, find_target
 from normkit.core.trained import STATISTICS, TrainedBN
-from normkit.errors import NormkitError
+from normkit.errors import NormkitError, OptionError
 from normkit.inspection import Site
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
@@ -52,18 +53,40 @@ def replace_norms(
     """
     edits: list[ReplaceModule] = []
     steps: list[Step] = []
+    asked: dict[str, tuple[Site, Wish]] = {}
+    misfits: dict[str, Wish] = {}
     for site in sites:
         wanted = wish(site)
         if isinstance(wanted, str):
             steps.append(_left(site, "keep", wanted))
             continue
-        with torch.inference_mode(False):  # its tensors could not be trained
-            new, step = build(site, *wanted, rank=_rank(site, model), like=_neighbour(site, model))
+        asked[site.path] = site, wanted
+        rank, like = _rank(site, model), _neighbour(site, model)
+        try:
+            with torch.inference_mode(False):  # its tensors could not be trained
+                new, step = build(site, *wanted, rank=rank, like=like)
+        except OptionError:
+            if not is_misfit(site.channels, wanted[1]):
+                raise
+            misfits[site.path] = wanted  # all of them are named at once
+            continue
         if new is not None:
             edits.append(ReplaceModule(site.paths, new, old=site.module))
         steps.append(step)
+    if misfits:
+        _refuse_misfits(misfits, asked)
     _tie(edits)
     return edits, _with_broken_ties(model, edits, steps)
+
+
+def _refuse_misfits(misfits: dict[str, Wish], asked: dict[str, tuple[Site, Wish]]) -> None:
+    """Of several wishes, as recipes have, the first one that does not fit."""
+    to, options = next(iter(misfits.values()))
+    alike = {p: site.channels or 1 for p, (site, wanted) in asked.items() if wanted[1] == options}
+    target = to if isinstance(to, Target) else find_target(to)
+    unfit = {path: alike[path] for path, wanted in misfits.items() if wanted[1] == options}
+    bendable = "group_policy" in target.options
+    refuse_misfits(unfit, options, list(alike.values()), bendable=bendable)
 
 
 def _rank(site: Site, model: nn.Module) -> int:

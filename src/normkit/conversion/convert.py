@@ -18,8 +18,9 @@ from normkit.conversion.fit.data import Fit
 from normkit.conversion.fit.norms import fitted_norms
 from normkit.conversion.fit.report import FitReport, unlike_note
 from normkit.conversion.forward_probe import check_example
+from normkit.conversion.groups import bent_note, single_channel_note
 from normkit.conversion.plan import Optimizers, Plan, Step
-from normkit.conversion.sources import damaged
+from normkit.conversion.sources import damaged, norm_of
 from normkit.conversion.targets import find_target
 from normkit.errors import NormkitError, OptionError
 from normkit.inspection import Site, Survey, select, survey
@@ -87,10 +88,11 @@ def plan_conversion(
     """A plan to turn the norms of a model into another kind. Nothing is changed yet.
 
     ``to`` is a name of the catalog such as "gn" or "ubn", or "torch_bn", "torch_gn", "sync_bn",
-    "torchvision_frozen_bn", or one of these classes; ``options`` are those of the layer. ``where``
-    chooses norms, see ``select``; without it batch norms are converted, or, in a model without
-    any, all norms. ``example`` is an input of the model: it shows what feeds what, and is what
-    ``apply`` measures with. ``optimizer``, one or several, will get the new parameters.
+    "torchvision_frozen_bn", or one of these classes; ``options`` are those of the layer, and
+    ``channels_per_group`` where it has groups. ``where`` chooses norms, see ``select``; without it
+    batch norms are converted, or, in a model without any, all norms. ``example`` is an input of the
+    model: it shows what feeds what, and is what ``apply`` measures with. ``optimizer``, one or
+    several, will get the new parameters.
 
     Each layer takes over what it can: scale, shift, running statistics, eps, momentum, mode,
     device and type, a fused activation, hooks. The printed plan says what is carried, what
@@ -149,6 +151,8 @@ def plan_conversion(
         if target.name != "torch_bn"
     ]
     notes += also_held(model, edits)
+    new = [(edit.paths[0], norm_of(edit.new)) for edit in edits]
+    notes += filter(None, [bent_note(options, [norm for _, norm in new]), single_channel_note(new)])
     title = f"{type(model).__name__} to {target.name}"
     return Plan(
         model,

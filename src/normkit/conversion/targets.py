@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from normkit.catalog import ENTRIES, meant, names, spoken_form, suggestion
+from normkit.conversion.groups import PER_GROUP, with_groups
 from normkit.core.groups import resolve_groups
 from normkit.core.optional_dependencies import require
 from normkit.core.trained import STATISTICS, TrainedBN
@@ -89,13 +90,15 @@ def _meant_of_torch(name: str) -> str | None:
 def _catalog_target(name: str) -> Target:
     layer = ENTRIES[name]
     options = tuple(option for option in layer.options() if option not in ("device", "dtype"))
+    per_group = (PER_GROUP,) if "groups" in options else ()
 
     def make(bn: TrainedBN, rank: int, asked: dict[str, Any]) -> tuple[nn.Module, Taken]:
         dims = {"dims": rank} if "dims" in options else {}
+        asked = with_groups(bn.channels, asked, layer.__name__)
         started: tuple[nn.Module, Taken] = layer.from_trained(bn, **{**dims, **asked})
         return started
 
-    return Target(name, make, options, (layer,), layer.card.exact_from_bn)
+    return Target(name, make, (*options, *per_group), (layer,), layer.card.exact_from_bn)
 
 
 def _torch_bn(bn: TrainedBN, rank: int, asked: dict[str, Any]) -> tuple[nn.Module, Taken]:
@@ -109,6 +112,7 @@ def _sync_bn(bn: TrainedBN, rank: int, asked: dict[str, Any]) -> tuple[nn.Module
 
 
 def _torch_gn(bn: TrainedBN, rank: int, asked: dict[str, Any]) -> tuple[nn.Module, Taken]:
+    asked = with_groups(bn.channels, asked, "GroupNorm")
     rest = {key: value for key, value in asked.items() if key not in ("groups", "group_policy")}
     wish, policy = asked.get("groups"), asked.get("group_policy", "error")
     groups = resolve_groups(bn.channels, wish, policy, owner="GroupNorm")
@@ -163,8 +167,8 @@ def _started(layer: nn.Module, bn: TrainedBN) -> tuple[nn.Module, Taken]:
 
 _OF_TORCH = (
     Target("torch_bn", _torch_bn, BATCH_OPTIONS, tuple(TORCH_BN.values()), True),
-    Target("torch_gn", _torch_gn, ("groups", "group_policy", "eps", "affine"), (nn.GroupNorm,),
-           False),
+    Target("torch_gn", _torch_gn, ("groups", PER_GROUP, "group_policy", "eps", "affine"),
+           (nn.GroupNorm,), False),
     Target("sync_bn", _sync_bn, (*BATCH_OPTIONS, "process_group"), (nn.SyncBatchNorm,), True),
     Target("torchvision_frozen_bn", _torchvision_frozen_bn, ("eps",), (), True, FROZEN),
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,9 +13,11 @@ from normkit.conversion.edits import Edit, ReplaceModule, SetTensor, SetTensors
 from normkit.conversion.fit.data import Fit
 from normkit.conversion.fit.fit import FitResult, fit_edits
 from normkit.conversion.fit.lockstep import FitSite
+from normkit.conversion.groups import refuse_misfits
 from normkit.conversion.plan import Step
 from normkit.conversion.sources import norm_of
 from normkit.conversion.targets import Target
+from normkit.core.groups import resolve_groups
 from normkit.core.trained import STATISTICS
 from normkit.errors import OptionError
 from normkit.inspection import Site
@@ -36,13 +37,14 @@ def fitted_norms(
 ) -> Fitted:
     """What ``replace_norms`` gives, and the edit that gives the new norms their fitted values."""
     wishes = [{**options, **choice} for choice in _choices(options)]
+    if len(wishes) > 1:
+        _refuse_if_none_divides(sites, target, wishes)
     tries = []
     for wish in wishes:
 
         def wanted(site: Site, wish: dict[str, Any] = wish) -> Wish | str:
-            groups = wish.get("groups")
-            if len(wishes) > 1 and groups and (site.channels or 0) % groups:
-                return f"{groups} groups do not divide its channels"
+            if not _is_own_candidate(site, wish, wishes):
+                return f"{wish['groups']} groups do not divide its channels, or are tried already"
             if target.from_bn and "track_running_stats" in target.options and not site.tracked:
                 return target, {"track_running_stats": True, **wish}  # the images have them
             return target, wish
@@ -50,14 +52,6 @@ def fitted_norms(
         tries.append(replace_norms(model, sites, wanted))
     steps = _by_path([steps for _, steps in tries])
     edits = [edits for edits, _ in tries]
-    if not any(edits) and len(wishes) > 1:
-        channels = sorted({site.channels for site in sites if site.channels})
-        if channels and all(c % wish["groups"] for c in channels for wish in wishes):
-            raise OptionError(
-                f"None of groups={[wish['groups'] for wish in wishes]} divides the channels of any "
-                f"norm: {', '.join(map(str, channels))}. All of these are divided by "
-                f"{_divisors(math.gcd(*channels))}. Nothing was changed."
-            )
     if not any(edits):
         return [], [several[0] for several in steps.values()], [], None
     _refuse_tied(edits[0])
@@ -90,8 +84,41 @@ def fitted_norms(
     return chosen, told, [SetTensors(parts, description), *result.standardizing], result
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+def _groups_here(site: Site, wish: dict[str, Any]) -> int | None:
+    """What a number of groups comes to at a norm; None if it does not divide the channels."""
+    try:
+        return resolve_groups(site.channels or 1, wish["groups"], wish.get("group_policy", "error"))
+    except OptionError:
+        return None
+
+
+def _is_own_candidate(site: Site, wish: dict[str, Any], wishes: Sequence[dict[str, Any]]) -> bool:
+    """Whether a number of groups is to be tried at a norm, of several; each once."""
+    if len(wishes) == 1:
+        return True
+    numbers = [_groups_here(site, each) for each in wishes]
+    mine = wishes.index(wish)
+    return numbers[mine] is not None and numbers[mine] not in numbers[:mine]
+
+
+def _refuse_if_none_divides(
+    sites: Sequence[Site], target: Target, wishes: Sequence[dict[str, Any]]
+) -> None:
+    """Else such a norm would stay what it is, and the network would be half of each."""
+    sized = {site.path: site.channels for site in sites if site.channels}
+    unfit = {
+        site.path: site.channels
+        for site in sites
+        if site.channels and all(_groups_here(site, wish) is None for wish in wishes)
+    }
+    if unfit:
+        refuse_misfits(
+            unfit,
+            wishes[0],
+            list(sized.values()),
+            bendable="group_policy" in target.options,
+            several=[wish["groups"] for wish in wishes],
+        )
 
 
 def _choices(options: dict[str, Any]) -> list[dict[str, Any]]:
