@@ -218,10 +218,27 @@ def test_fitted_on_images(normkit: Run, weights: Path) -> None:
     assert torch.equal(names["model"].state_dict()["1.weight"], state["1.weight"])
 
 
-def test_distilling_needs_images(normkit: Run) -> None:
-    ran = convert(normkit, "--distill", "5", "--dry-run")
+def test_fitted_with_standardized_weights(normkit: Run, weights: Path) -> None:
+    """Python had Fit(standardize=), the command nothing; its program must load such weights."""
+    torch.save(torch.randn(12, 3, 9, 9), "images.pt")
+    more = ("--weights", str(weights), "--fit", "images.pt", "--out", "new.pt")
+    ran = convert(normkit, *more, "--fit-standardize", "ws", "--fit-all", to="ln")
+    assert ran.status == 0, ran.err
+    names: dict[str, Any] = {}
+    exec(program(ran.out), names)
+    state = torch.load("new.pt")
+    assert "0.parametrizations.weight.original" in state
+    assert all(torch.equal(value, state[n]) for n, value in names["model"].state_dict().items())
+    ran = convert(normkit, *more, "--fit-standardize", "sw", "--force", to="ln")
     assert ran.status != 0
-    assert "--fit" in ran.err
+    assert "no method 'sw'. Known: cwn, wn, ws" in ran.err
+
+
+@pytest.mark.parametrize("option", [("--distill", "5"), ("--fit-standardize", "ws")])
+def test_what_goes_on_from_a_fit_needs_images(normkit: Run, option: tuple[str, str]) -> None:
+    ran = convert(normkit, *option, "--dry-run")
+    assert ran.status != 0
+    assert f"{option[0]} goes on from a fit: give images with --fit" in ran.err
 
 
 def test_a_folder_of_images_without_classes(normkit: Run, weights: Path) -> None:

@@ -350,6 +350,37 @@ def test_a_norm_that_is_called_twice_several_inputs_and_a_dictionary() -> None:
     assert plan.fit.images == 48
 
 
+def test_a_forward_of_ones_own_for_batches_of_another_form() -> None:
+    """The message for such batches proposes forward=, which fit= did not have.
+
+    A batch is a list (image, factor, label): read as (inputs, target) the model would get the image
+    alone. It is cut into forwards, held out and distilled like any other.
+    """
+    torch.manual_seed(0)
+    model = Twice().eval()
+    image, factor = torch.randn(24, 3, 10, 10), torch.rand(24, 1, 1, 1) + 0.5
+    batches = [[image, factor, torch.arange(24)]]
+    with pytest.raises(nk.NormkitError, match="forward=lambda model, batch"):
+        nk.plan_conversion(model, "gn", groups=1, fit=batches)
+
+    def forward(network: nn.Module, batch: list[Tensor]) -> Tensor:
+        assert len(batch) == 3
+        output: Tensor = network(batch[0], factor=batch[1])["logits"]
+        return output
+
+    fit = nk.Fit(batches, forward=forward, max_images=20, batch=8, distill=2, parameters="norms")
+    plan = nk.plan_conversion(model, "gn", groups=1, fit=fit)
+    certificate = plan.apply()
+    as_mapping = {"image": image[:20], "factor": factor[:20]}
+    same = nk.plan_conversion(
+        copy.deepcopy(plan.undo() or model), "gn", groups=1, fit=nk.Fit(as_mapping, batch=8)
+    )
+    assert plan.fit.images == 20
+    assert plan.fit.agreement is not None
+    assert [x.r2 for x in plan.fit.layers] == [x.r2 for x in same.fit.layers]
+    assert "(2, 3, 10, 10), (2, 1, 1, 1)" in certificate.probe  # measured on two of the images
+
+
 class Detector(nn.Module):
     """Takes a list of images of several sizes."""
 
@@ -419,7 +450,9 @@ class Named(nn.Module):
 
 def test_numbers_of_groups_of_which_none_divides() -> None:
     """It converted nothing, without a word."""
-    with pytest.raises(nk.NormkitError, match=r"\[5, 7\] does not divide .* all: 1, 2, 4, 8, 16, 32"):
+    with pytest.raises(
+        nk.NormkitError, match=r"\[5, 7\] does not divide .* all: 1, 2, 4, 8, 16, 32"
+    ):
         nk.convert(copy.deepcopy(trained()), "gn", groups=[5, 7], fit=digits()[0][:8])
 
 

@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fit", metavar="DATA", help="images without labels to fit the new norms on")
     add("--fit-images", type=int, default=256, metavar="N", help="how many of them (256)")
     add("--fit-all", action="store_true", help="fit weights of other layers, too")
+    add("--fit-standardize", metavar="METHOD", help="with weights standardized by ws, cwn or wn")
     add("--distill", type=int, default=0, metavar="STEPS", help="then train on them to match (0)")
     add("--distill-state", metavar="FILE", help="go on from this file after an interruption")
     data_arguments.add_reading(parser)
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     from normkit.conversion.targets import find_target
 
     layer = model_arguments.pairs("--option", options.option)
-    for name in ("distill", "fit_all", "distill_state"):
+    for name in ("distill", "fit_all", "fit_standardize", "distill_state"):
         if getattr(options, name) and options.fit is None:
             option = "--" + name.replace("_", "-")
             raise OptionError(f"{option} goes on from a fit: give images with --fit.")
@@ -84,6 +85,7 @@ def run(options: argparse.Namespace) -> int:
             max_images=options.fit_images,
             distill=options.distill,
             parameters="all" if options.fit_all else None,
+            standardize=options.fit_standardize,
             checkpoint=options.distill_state,
         )
     plan = plan_conversion(model, options.to, where, example=example, fit=fit, **layer)
@@ -137,6 +139,8 @@ def _record(options: argparse.Namespace, plan: Plan, layer: dict[str, Any]) -> d
         "options": layer,
         "where": options.where,
         "fit": options.fit,
+        "fit_all": options.fit_all,
+        "fit_standardize": options.fit_standardize,
         "distill": options.distill,
         "normkit": normkit.__version__,
         "torch": torch.__version__,
@@ -149,6 +153,7 @@ def code(options: argparse.Namespace, layer: dict[str, Any], where: Any, plan: P
     """A program that loads what was written; where groups were chosen by a fit, it names them."""
     from normkit import checkpoints, models
     from normkit.conversion.edits import replacements
+    from normkit.conversion.standardize import Standardize
 
     library, build = models.code_for(options.model, model_arguments.pairs("--build", options.build))
     calls = [_call(options.to, where, layer)]
@@ -157,6 +162,9 @@ def code(options: argparse.Namespace, layer: dict[str, Any], where: Any, plan: P
         for edit in replacements(plan.edits):
             chosen.setdefault(int(edit.new.groups), []).append(edit.paths[0])  # type: ignore[arg-type]
         calls = [_call(options.to, p, {**layer, "groups": g}) for g, p in sorted(chosen.items())]
+    if plan.fit is not None and options.fit_standardize:
+        paths = [edit.path for edit in plan.edits if isinstance(edit, Standardize)]
+        calls.append(f"normkit.standardize(model, {options.fit_standardize!r}, paths={paths!r})")
     path = str(options.out)
     safe = options.out.suffix == checkpoints.SAFETENSORS
     lines = [

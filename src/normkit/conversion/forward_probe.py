@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normkit.core.precision import deterministic_cudnn
 from normkit.errors import OptionError
 from normkit.inspection import call_model
-from normkit.inspection.batches import tensors_in
+from normkit.inspection.batches import ModelCall, tensors_in
 
 SEED = 0
 QUICK = 128  # pixels a side that most models take, whatever they were trained with
@@ -141,6 +141,8 @@ def _entries(model: nn.Module) -> Iterator[nn.Module]:
 def _shapes(example: Any) -> str:
     if isinstance(example, Tensor):
         return str(tuple(example.shape))
+    if isinstance(example, ModelCall):
+        return _shapes(example.batch)
     values = example.values() if isinstance(example, Mapping) else example
     if isinstance(example, Mapping | tuple | list):
         return ", ".join(_shapes(v) for v in values)

@@ -67,7 +67,7 @@ def refuse_misfits(
     has a policy for such numbers, ``several`` are the numbers among which a fit was to choose.
     """
     name = PER_GROUP if PER_GROUP in asked else "groups"
-    number = asked.get(name)
+    number: int = asked.get(name) or 0
     named = [f"{path} ({count})" for path, count in list(misfits.items())[:TOLD]]
     more = f" and {len(misfits) - TOLD} more" if len(misfits) > TOLD else ""
     wish = f"groups={list(several)}" if several else f"{name}={number}"
@@ -84,10 +84,10 @@ def refuse_misfits(
     if several:
         tries.append(f"a number among them that divides all: {_divisors(common)}")
     else:
-        tries.append(f"{name}={math.gcd(common, number or 0)}, which divides all")
+        tries.append(f"{name}={math.gcd(common, number)}, which divides all")
         if name == "groups" and common > 1:
             tries.append(f"{PER_GROUP}={common}")
-        tries.append('groups="fit" with fit=images, which chooses for each norm')
+        tries.append('convert with groups="fit", fit=images, which chooses for each norm')
     if bendable:
         tries.append("neither: without a number the layer takes one that suits its channels")
     raise OptionError(
@@ -121,10 +121,10 @@ def single_channel_note(sites: Sequence[tuple[str, nn.Module]]) -> str:
     alone = []
     for path, norm in sites:
         if isinstance(norm, Normalizer):
-            channels, groups = norm.channels, norm.sample_groups()
+            pair: list[int | None] = [norm.channels, norm.sample_groups()]
         else:
-            channels, groups = (getattr(norm, n, None) for n in ("num_channels", "num_groups"))
-        if groups is not None and groups == channels and channels > 1:
+            pair = [getattr(norm, name, None) for name in ("num_channels", "num_groups")]
+        if pair[0] == pair[1] and (pair[0] or 0) > 1:
             alone.append(path)
     if not alone or len(alone) == len(sites):  # all: then it was asked for
         return ""

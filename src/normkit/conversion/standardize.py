@@ -14,6 +14,7 @@ from normkit.catalog import ENTRIES, meant, names, suggestion
 from normkit.conversion.edits import NONE, Edit, Modules, Successor, check_all, do_all
 from normkit.errors import NormkitError, NothingToDo, OptionError, UnknownName, nearest
 from normkit.inspection import convolutions_before_norms, refuse_wrapped
+from normkit.inspection.flow import CONVOLUTIONS
 from normkit.layers.together import Together
 from normkit.layers.weight import WeightNormalizer, fan_in, normalized_tensors
 
@@ -23,13 +24,18 @@ SELF_MADE = ("StdConv", "ConvWS", "ConvAWS", "WSConv")  # in the names of classe
 
 
 def standardize(
-    model: nn.Module, method: str = USUAL, *, example: Any = None, **options: Any
+    model: nn.Module,
+    method: str = USUAL,
+    *,
+    example: Any = None,
+    paths: Iterable[str] | None = None,
+    **options: Any,
 ) -> list[str]:
     """Normalize the weight of every convolution that feeds a norm; returns their paths.
 
     ``method`` is "ws", "wn" or "cwn", with the options of that class. With an example input the
     convolutions are found by following the tensors, otherwise by the order of registration: see
-    ``convolutions_before_norms``.
+    ``convolutions_before_norms``. ``paths`` names the convolutions instead.
 
     Left alone: convolutions with one weight per output channel, those whose weight is
     parametrized, pruned or standardized by the class itself (a second call changes nothing), and
@@ -47,7 +53,10 @@ def standardize(
     ['0']
     """
     _method(method, options)
-    feeding = convolutions_before_norms(model, example)
+    if paths is not None:
+        feeding = _named(model, paths)
+    else:
+        feeding = list(convolutions_before_norms(model, example))
     if not feeding:
         raise NothingToDo(
             "standardize found no convolution that feeds a norm. "
@@ -67,6 +76,18 @@ def standardize(
     check_all(model, edits)  # all, before the first is changed
     do_all(model, edits)
     return list(wide)
+
+
+def _named(model: nn.Module, paths: Iterable[str]) -> list[str]:
+    """These convolutions of the model, if they are some."""
+    if isinstance(paths, str):
+        raise OptionError(f"standardize expects paths as a list, got {paths!r}. Try [{paths!r}].")
+    known = [path for path, m in model.named_modules() if isinstance(m, CONVOLUTIONS)]
+    paths = list(paths)
+    for path in paths:
+        if path not in known:
+            raise OptionError(f"There is no convolution {path!r}. {nearest(str(path), known)}")
+    return paths
 
 
 def standardizing(paths: Iterable[str], method: str = USUAL, **options: Any) -> list[Edit]:

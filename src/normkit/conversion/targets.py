@@ -47,7 +47,9 @@ class Target:
     @property
     def missing_choice(self) -> Callable[[dict[str, Any]], str]:
         layer = next(iter(self.classes), nn.Module)
-        return layer.missing_choice if issubclass(layer, Normalizer) else lambda asked: ""
+        if not issubclass(layer, Normalizer):
+            return lambda asked: ""
+        return lambda asked: "" if PER_GROUP in asked else layer.missing_choice(asked)
 
     def check(self, options: dict[str, Any]) -> None:
         for option in options:

@@ -61,6 +61,9 @@ class Fit:
     standardize: str | None = None
     """Weight standardization on top: "ws" (or "wn", "cwn") for the convolutions before these norms,
     which are then fitted to what the old norms gave with the weights as they were."""
+    forward: Callable[[nn.Module, Any], Any] | None = None
+    """How the model is called with a batch, (model, batch) → output, where a batch is neither
+    inputs nor (inputs, labels): with several inputs in a list, or keywords of its own."""
     progress: Callable[[int, float], None] | None = None
     """Called with a step and the error of the outputs on the images that are held out."""
 
@@ -74,6 +77,10 @@ class Fit:
                 raise OptionError(f"Fit expects {name} to be at least {least}, got {value!r}.")
         if self.parameters not in ("norms", "all", None):
             raise OptionError(f'Fit expects parameters "norms" or "all", got {self.parameters!r}.')
+        for name in ("forward", "progress"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise OptionError(f"Fit expects {name} to be a function, got {value!r}.")
         if not 0 <= self.shrink <= 1:
             raise OptionError(f"Fit expects shrink between 0 and 1, got {self.shrink!r}.")
         if not 0 < self.held_out < 1:
@@ -106,6 +113,18 @@ class ImageRun:
         mask = self.held_out.to(table.device)
         return table[mask if held_out else ~mask]
 
+    def first(self, count: int) -> Any:
+        """What the model gets of the first samples; None where the inputs cannot be cut."""
+        inputs, images = self.batch.inputs, self.batch.images
+        if images is not None and isinstance(inputs, ModelCall):
+            return ModelCall(inputs.forward, list(images[:count]), min(count, len(images)))
+        return rows_of(inputs, lambda t: t[:count], len(self.held_out))
+
+    def inputs(self, held_out: bool) -> Any:
+        """What the model gets of the samples that are fitted, or held out; None if the inputs
+        have no row for each sample, as a list of images of several sizes."""
+        return rows_of(self.batch.inputs, lambda t: self.part(t, held_out), len(self.held_out))
+
 
 def image_runs(model: nn.Module, fit: Fit) -> list[ImageRun]:
     """The images in runs of ``fit.batch``, or an error that says what is wrong with them."""
@@ -135,7 +154,9 @@ def _read(model: nn.Module, fit: Fit) -> Iterator[LoaderBatch]:
         if images.dim() == 0 or len(images) == 0:
             raise NothingToDo(f"fit= has no images, got shape {tuple(images.shape)}; {ENOUGH}.")
         batches: Iterable[Any] = images[: fit.max_images].split(fit.batch)
-    elif isinstance(images, Mapping) or images_in(model, images) is not None:
+    elif isinstance(images, Mapping) or (
+        fit.forward is None and images_in(model, images) is not None
+    ):
         batches = [images]
     elif isinstance(images, str) or not isinstance(images, Iterable):
         raise OptionError(
@@ -145,7 +166,7 @@ def _read(model: nn.Module, fit: Fit) -> Iterator[LoaderBatch]:
     else:
         batches = images
     left = fit.max_images
-    for batch in BatchReader(model, batches, max_samples=fit.max_images):
+    for batch in BatchReader(model, batches, fit.forward, max_samples=fit.max_images):
         yield batch if batch.size <= left else _first(batch, left, model)
         left -= batch.size
 
@@ -154,18 +175,26 @@ def _first(batch: LoaderBatch, count: int, model: nn.Module) -> LoaderBatch:
     """The first samples of a batch, if it is of a kind that can be cut."""
     if batch.images is not None:
         return read_batch([list(batch.images[:count])], model)
-    return _cut(batch, slice(0, count)) or batch
+    return _cut(batch, 0, count) or batch
 
 
-def _cut(batch: LoaderBatch, rows: slice) -> LoaderBatch | None:
+def _cut(batch: LoaderBatch, start: int, end: int) -> LoaderBatch | None:
     """Some samples of a batch of tensors; None if it has another form."""
-    inputs = batch.inputs
-    if isinstance(inputs, Tensor):
-        return LoaderBatch(inputs[rows])
-    held = list(tensors_in(inputs))
-    if isinstance(inputs, ModelCall) or any(t.shape[:1] != (batch.size,) for t in held):
+    inputs = rows_of(batch.inputs, lambda t: t[start:end], batch.size)
+    return None if inputs is None else LoaderBatch(inputs)
+
+
+def rows_of(inputs: Any, take: Callable[[Tensor], Tensor], count: int) -> Any:
+    """Inputs of ``count`` samples with ``take`` for each tensor; None if one of them has not a row
+    for each sample."""
+    if isinstance(inputs, ModelCall):
+        if inputs.samples is not None:
+            return None
+        batch = rows_of(inputs.batch, take, count)
+        return None if batch is None else ModelCall(inputs.forward, batch)
+    if any(t.shape[:1] != (count,) for t in tensors_in(inputs)):
         return None
-    return LoaderBatch(tree_map_only(Tensor, lambda t: t[rows], inputs))
+    return tree_map_only(Tensor, take, inputs)
 
 
 def _joined(batches: list[LoaderBatch], fit: Fit, model: nn.Module) -> Iterator[LoaderBatch]:
@@ -178,7 +207,7 @@ def _joined(batches: list[LoaderBatch], fit: Fit, model: nn.Module) -> Iterator[
             images += batch.images
         elif not isinstance(x, Tensor):
             starts = range(0, batch.size, fit.batch)
-            parts = [_cut(batch, slice(start, start + fit.batch)) for start in starts]
+            parts = [_cut(batch, start, start + fit.batch) for start in starts]
             yield from [part for part in parts if part is not None] or [batch]
         else:
             if waiting and waiting[0].shape[1:] != x.shape[1:]:
@@ -212,6 +241,8 @@ def _refuse_constant(batches: list[LoaderBatch]) -> None:
     first: Tensor | None = None
     for batch in batches:
         for x in tensors_in(batch.inputs):
+            if x.dim() < 2 and not x.is_floating_point():  # labels, for a forward of one's own
+                continue
             if not x.is_floating_point() or x.dim() < 2:
                 return
             rows = [x] if batch.images is not None else list(x)

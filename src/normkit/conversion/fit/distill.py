@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map_only
 
 from normkit.conversion.edits import tensors
 from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun
@@ -27,7 +26,6 @@ from normkit.conversion.fit.resume import Course
 from normkit.conversion.forward_probe import full_precision, leaves
 from normkit.errors import OptionError
 from normkit.inspection import call_model, undisturbed
-from normkit.inspection.batches import ModelCall
 
 NORMS_LR = 1e-2  # of scales and shifts that are trained alone
 WITH_OTHERS_LR, OTHERS_LR = 3e-3, 1e-4  # more undoes what a regression of the weights has reached
@@ -216,18 +214,13 @@ def _rate(step: int, steps: int) -> float:
 def _lesson(run: ImageRun, output: Any, held_out: bool) -> _Lesson:
     """The fitted, or the held-out samples of a run."""
     targets, count = output_leaves(output), len(run.held_out)
-    inputs = run.batch.inputs
-    if (
-        not targets
-        or isinstance(inputs, ModelCall)
-        or any(t.shape[:1] != (count,) for t in targets)
-    ):
+    inputs = run.inputs(held_out)
+    if not targets or inputs is None or any(t.shape[:1] != (count,) for t in targets):
         raise OptionError(
             "The outputs have no row for each image, as those of a detector, so they cannot be "
             f"matched. Distil a part of the model, such as its backbone, or fit alone. {UNTOUCHED}"
         )
-    rows = partial(run.part, held_out=held_out)
-    return _Lesson(tree_map_only(Tensor, rows, inputs), [rows(t) for t in targets])
+    return _Lesson(inputs, [run.part(t, held_out) for t in targets])
 
 
 def _spread(lessons: Sequence[_Lesson]) -> list[Tensor]:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from normkit.conversion.edits import Edit, ReplaceModule
 from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun, image_runs
@@ -38,7 +37,7 @@ from normkit.conversion.fit.weights import StandardizedSite, standardized, stand
 from normkit.conversion.forward_probe import full_precision
 from normkit.errors import DtypeError, OptionError, ShapeError
 from normkit.inspection import Site, is_activation, undisturbed
-from normkit.inspection.batches import ModelCall, call_model, tensors_in
+from normkit.inspection.batches import call_model, tensors_in
 from normkit.inspection.flow import ACTIVATIONS, record_flow
 from normkit.layers.measured import Refusal
 from normkit.layers.weight import normalized_tensors
@@ -125,8 +124,7 @@ def fit_edits(
             outputs[len(runs) :] = anew or []
             report = _report(places, runs, outputs, training, computed)
             report = replace(report, notes=(*report.notes, CARRIED))
-    first = runs[0].batch.inputs
-    example = first[:2] if isinstance(first, Tensor) and len(first) > 1 else None
+    example = runs[0].first(2) if len(runs[0].held_out) > 1 else None
     weights = {path: value for layer in linear for path, value in layer.values().items()}
     if not fit.distill:
         return FitResult(tuple(places), report, weights, example, standardizing)
@@ -195,14 +193,9 @@ def _carried_outputs(
 ) -> list[Any] | None:
     """What the network gives with scales and shifts as carried, for each run or the samples of it
     that are held out; None, if it gives nothing or its inputs cannot be cut."""
-    inputs = [run.batch.inputs for run in runs]
-    if held_out:
-        if any(isinstance(each, ModelCall) for each in inputs):
-            return None
-        parts = [partial(run.part, held_out=True) for run in runs]
-        inputs = [
-            tree_map_only(Tensor, part, each) for part, each in zip(parts, inputs, strict=True)
-        ]
+    inputs = [run.inputs(held_out=True) if held_out else run.batch.inputs for run in runs]
+    if any(each is None for each in inputs):
+        return None
     with ExitStack() as stack:
         for place in places:
             new = (place.chosen or place.candidates[0]).edit.new
@@ -276,7 +269,8 @@ def _look_around(
     def count(path: str, *_: Any) -> None:
         counts[path] += 1
 
-    small = run.batch.inputs[:2] if isinstance(run.batch.inputs, Tensor) else run.batch.inputs
+    few = run.first(2)
+    small = run.batch.inputs if few is None else few
     with ExitStack() as stack:
         for path, module in (*sources.items(), *layers.items()):
             stack.callback(module.register_forward_pre_hook(partial(count, path)).remove)

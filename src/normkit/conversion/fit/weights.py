@@ -42,8 +42,7 @@ def standardized_sites(
     model: nn.Module, norms: Container[str], method: str, run: ImageRun
 ) -> tuple[list[StandardizedSite], list[Edit]]:
     """The convolutions that feed these norms, with the edits that will standardize them."""
-    x = run.batch.inputs
-    feeding = convolutions_before_norms(model, x[:2] if isinstance(x, Tensor) else None)
+    feeding = convolutions_before_norms(model, run.first(2))
     layers = {path: model.get_submodule(path) for path, norm in feeding.items() if norm in norms}
     plain: dict[str, Any] = {path: conv for path, conv in layers.items() if is_plain(conv)}
     wide = {path: conv for path, conv in plain.items() if fan_in(conv.weight) > 1}
