@@ -124,23 +124,30 @@ def load(model: nn.Module, path: Path, fresh: Iterable[str] = ()) -> None:
 
     ``fresh`` are patterns of names, such as "fc.*", that keep what the model has.
     """
+    fill(model, read(path), str(path), fresh)
+
+
+def fill(
+    model: nn.Module, state: dict[str, Tensor], source: str, fresh: Iterable[str] = ()
+) -> None:
+    """The same with a state that has been read; ``source`` is what to call it."""
     patterns = list(fresh)
     own = model.state_dict()
-    given = _as_in(own, read(path))
+    given = _as_in(own, state)
     if patterns:
         kept = {k for k in (*own, *given) if any(fnmatchcase(k, each) for each in patterns)}
         if unused := [p for p in patterns if not any(fnmatchcase(k, p) for k in own)]:
             raise OptionError(f"No tensor of the model has a name like {unused[0]!r}.")
         own = {k: v for k, v in own.items() if k not in kept}
         given = {k: v for k, v in given.items() if k not in kept}
-    # old files have no counters of batches, and torch does not miss them
+    # old files and frozen norms have no counters of batches, and torch does not miss them
     missing = [k for k in own if k not in given and not k.endswith("num_batches_tracked")]
     shapes = [
         f"{k} is {_shape(v)} in the file and {_shape(own[k])} in the model"
         for k, v in given.items()
         if k in own and _shape(v) != _shape(own[k])
     ]
-    unexpected = [k for k in given if k not in own]
+    unexpected = [k for k in given if k not in own and not k.endswith("num_batches_tracked")]
     wrong = [
         *_some("missing", missing),
         *_some("unexpected", unexpected),
@@ -151,7 +158,7 @@ def load(model: nn.Module, path: Path, fresh: Iterable[str] = ()) -> None:
         if len(wrong) == 1 and unexpected:  # perhaps another, larger model: not for us to say
             hint += " If the rest is to be left out, save {name: state[name] for name in model"
             hint += ".state_dict()} first."
-        raise OptionError(f"{path} does not fit the model: {'; '.join(wrong)}. {hint}")
+        raise OptionError(f"{source} does not fit the model: {'; '.join(wrong)}. {hint}")
     model.load_state_dict(given, strict=False)  # strict in all but the counters, see above
 
 

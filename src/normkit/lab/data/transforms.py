@@ -50,6 +50,8 @@ def coefficients(kind: str, moments: ChannelMoments, white: int) -> tuple[Tensor
         mean, std = torch.full_like(mean, 0.5), torch.full_like(std, 0.5)
     elif kind == "fixed":  # the middle of a byte's range, and the largest distance from it
         mean, std = torch.full_like(mean, 128 / 255), torch.full_like(std, 128 / 255)
+    elif kind == "lite":  # what EfficientNet-Lite was trained with
+        mean, std = torch.full_like(mean, 127 / 255), torch.full_like(std, 128 / 255)
     else:
         mean, std = torch.zeros_like(mean), torch.ones_like(std)
     scale, shift = 1 / (white * std), -mean / std

@@ -39,7 +39,8 @@ class Data:
     split_seed: int = 0
     subset: int | None = None  # train on so many samples only
     size: int | None = None  # side of the images; None: as they are
-    normalize: str = "dataset"  # none, dataset (mean, std), fixed (x−128)/128, halves (x−.5)/.5
+    # none, dataset (mean, std), fixed (x−128)/128, lite (x−127)/128, halves (x−.5)/.5
+    normalize: str = "dataset"
     flip: bool = False
     crop: int = 0  # padding of a random crop
     resized_crop: bool = False  # area 0.08 to 1, ratio 3/4 to 4/3
@@ -57,7 +58,8 @@ class Model:
     name: str = "native:small_cnn"  # native:, timm:, torchvision:, package.module:callable
     stem: str = "own"  # or "cifar": 3×3, stride 1, no pooling
     options: Options = field(default_factory=dict)  # of its constructor
-    weights: str | None = None  # a file of trained weights to start from, known by its content
+    # a file of trained weights to start from, known by its content; or lite0, an installed one
+    weights: str | None = None
     fresh: tuple[str, ...] = ()  # of these the parameters that start anew all the same: "fc.*"
 
 

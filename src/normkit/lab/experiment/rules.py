@@ -10,7 +10,7 @@ from normkit.lab.experiment.records import OWN_DATA, Setting, Train
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "data.train": ("train", "test"),
-    "data.normalize": ("dataset", "fixed", "halves", "none"),
+    "data.normalize": ("dataset", "fixed", "halves", "lite", "none"),
     "model.stem": ("own", "cifar"),
     "train.optimizer": ("sgd", "adam", "adamw", "lars", "lamb"),
     "train.decay": ("all", "weights"),

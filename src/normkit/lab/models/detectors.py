@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from normkit.core.optional_dependencies import require
 from normkit.errors import OptionError, nearest
@@ -19,6 +20,8 @@ WIDTH = 256  # of the pyramid and of the convolutions in heads
 HIDDEN = 1024  # of the linear layers in box heads
 LEVELS = 5
 RATIOS = (0.5, 1.0, 2.0)
+STRIDES = (4, 8, 16, 32)  # of the maps that a pyramid is made of
+TIMM = "timm:"
 
 
 def faster_rcnn(
@@ -37,6 +40,8 @@ def faster_rcnn(
 ) -> nn.Module:
     """A Faster R-CNN for so many classes, background included.
 
+    ``backbone`` is a ResNet or ResNeXt of torchvision, or a network of timm that gives maps at
+    strides 4 to 32, such as "timm:tf_efficientnet_lite0", whose trained weights are lite0.
     ``head_norms`` puts norms into the pyramid and the convolutions of the heads. Images are
     scaled until their shorter side has ``min_size`` pixels, or the longer one ``max_size``;
     without ``resize`` they stay as they are. ``proposals`` of an image go into the box head in a
@@ -91,32 +96,19 @@ def _parts(
         raise OptionError('head_norms needs convolutions in the box head. Try head = "4conv1fc".')
     vision = require("torchvision.models", "models", "detection")
     detection = vision.detection
-    ops = require("torchvision.ops", "models", "detection")
     anchors = require("torchvision.models.detection.anchor_utils", "models", "detection")
     boxes = require("torchvision.models.detection.faster_rcnn", "models", "detection")
-    pyramids = require("torchvision.models.detection.backbone_utils", "models", "detection")
-    names = [name for name in vision.list_models(vision) if name.startswith(("resnet", "resnext"))]
-    if backbone not in names:
-        raise OptionError(f"backbone={backbone!r}. {nearest(str(backbone), names)}")
-    norm = ops.FrozenBatchNorm2d if frozen else nn.BatchNorm2d
-    network = vision.get_model(backbone, weights=None, norm_layer=norm)
-    width = network.fc.in_features // 8
-    pyramid = pyramids.BackboneWithFPN(
-        network,
-        {f"layer{i}": str(i - 1) for i in range(1, 5)},
-        [width * 2**i for i in range(4)],
-        WIDTH,
-        norm_layer=nn.BatchNorm2d if head_norms else None,
-    )
+    norm = nn.BatchNorm2d if head_norms else None
+    pyramid = _pyramid(vision, backbone, frozen, norm)
     sizes = tuple((smallest_anchor * 2**level,) for level in range(LEVELS))
     inside = (WIDTH, 7, 7)
     if head == "2fc":
         box_head: nn.Module = boxes.TwoMLPHead(WIDTH * 7 * 7, HIDDEN)
     else:
-        inner = nn.BatchNorm2d if head_norms else None
-        box_head = boxes.FastRCNNConvFCHead(inside, [WIDTH] * 4, [HIDDEN], norm_layer=inner)
+        box_head = boxes.FastRCNNConvFCHead(inside, [WIDTH] * 4, [HIDDEN], norm_layer=norm)
     return detection, {
         "backbone": pyramid,
+        **pixels_of(backbone),
         "_skip_resize": not resize,
         "min_size": min_size,
         "max_size": max_size,
@@ -126,3 +118,70 @@ def _parts(
         "rpn_post_nms_top_n_train": 2 * proposals,
         "box_batch_size_per_image": min(512, proposals),
     }
+
+
+def _pyramid(vision: Any, backbone: str, frozen: bool, norm: type[nn.Module] | None) -> nn.Module:
+    """A backbone and its feature pyramid; ``norm`` stands in the pyramid."""
+    if backbone.startswith(TIMM):
+        body, widths = _timm_body(backbone.removeprefix(TIMM), frozen)
+        return TimmPyramid(body, widths, norm)
+    ops = require("torchvision.ops", "models", "detection")
+    pyramids = require("torchvision.models.detection.backbone_utils", "models", "detection")
+    names = [name for name in vision.list_models(vision) if name.startswith(("resnet", "resnext"))]
+    if backbone not in names:
+        names.append("timm:tf_efficientnet_lite0")
+        raise OptionError(f"backbone={backbone!r}. {nearest(str(backbone), names)}")
+    inside = ops.FrozenBatchNorm2d if frozen else nn.BatchNorm2d
+    network = vision.get_model(backbone, weights=None, norm_layer=inside)
+    width = network.fc.in_features // 8
+    layers = {f"layer{i}": str(i - 1) for i in range(1, 5)}
+    widths = [width * 2**i for i in range(4)]
+    pyramid: nn.Module = pyramids.BackboneWithFPN(network, layers, widths, WIDTH, norm_layer=norm)
+    return pyramid
+
+
+def _timm_body(name: str, frozen: bool) -> tuple[nn.Module, list[int]]:
+    """A network of timm as far as its maps, and how many channels these have."""
+    timm = require("timm", "models", "detection")
+    if not timm.is_model(name):
+        raise OptionError(f"backbone='timm:{name}'. {nearest(name, timm.list_models())}")
+    try:
+        with torch.device("meta"):
+            strides = timm.create_model(name, features_only=True).feature_info.reduction()
+        kept = [index for index, stride in enumerate(strides) if stride in STRIDES]
+        body = timm.create_model(name, features_only=True, out_indices=kept)
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        raise OptionError(f"backbone='timm:{name}' gives no maps: {error}.") from error
+    if tuple(body.feature_info.reduction()) != STRIDES:
+        raise OptionError(
+            f"backbone='timm:{name}' has maps at strides {body.feature_info.reduction()}, "
+            f"expected {', '.join(map(str, STRIDES))}."
+        )
+    if frozen:
+        body = require("timm.utils.model", "models", "detection").freeze_batch_norm_2d(body)
+    return body, body.feature_info.channels()
+
+
+class TimmPyramid(nn.Module):
+    """As torchvision's BackboneWithFPN: the maps of a body at four strides, and a pyramid."""
+
+    def __init__(self, body: nn.Module, widths: list[int], norm: type[nn.Module] | None) -> None:
+        super().__init__()
+        pyramids = require("torchvision.ops.feature_pyramid_network", "models", "detection")
+        self.body, self.out_channels = body, WIDTH
+        self.fpn = pyramids.FeaturePyramidNetwork(
+            widths, WIDTH, extra_blocks=pyramids.LastLevelMaxPool(), norm_layer=norm
+        )
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        maps = {str(i): each for i, each in enumerate(self.body(x))}
+        levels: dict[str, Tensor] = self.fpn(maps)
+        return levels
+
+
+def pixels_of(backbone: str) -> dict[str, list[float]]:
+    """What a detector does to pixels from 0 to 1, where the backbone was trained otherwise than
+    torchvision's: EfficientNet-Lite with (pixel − 127)/128."""
+    if not backbone.startswith(f"{TIMM}tf_efficientnet_lite"):
+        return {}
+    return {"image_mean": [127 / 255] * 3, "image_std": [128 / 255] * 3}

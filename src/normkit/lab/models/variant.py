@@ -22,7 +22,8 @@ from normkit.inspection import Site
 from normkit.lab.experiment import ModelStep, Setting, Train
 from normkit.lab.experiment.steps import KINDS
 from normkit.lab.models.build import build
-from normkit.lab.own_code import data_file
+from normkit.lab.models.pretrained import load_published
+from normkit.lab.own_code import PACKAGES, data_file
 from normkit.layers.base import Normalizer
 
 TORCH_DEFAULTS = {"eps": 1e-5, "momentum": 0.1}  # of its batch norms
@@ -84,7 +85,10 @@ def load_weights(model: nn.Module, setting: Setting) -> bool:
     path = data_file(spec.weights, setting.code.folder)
     if path is None:
         raise OptionError(f"model.weights: there is no file {spec.weights}.")
-    checkpoints.load(model, path, fresh=spec.fresh)
+    if spec.weights in PACKAGES:
+        load_published(model, spec.weights, path, spec.fresh)
+    else:
+        checkpoints.load(model, path, fresh=spec.fresh)
     return True
 
 
