@@ -60,6 +60,7 @@ if "torch" in sys.modules:
         disturbed,
         observe,
     )
+    from normkit.distributed import sync
     from normkit.engine.dispatch import use_backend
     from normkit.engine.replay.build import build_extension
     from normkit.errors import NonFiniteWarning, NormkitError
@@ -181,6 +182,7 @@ __all__ = [
     "Step",
     "Survey",
     "survey",
+    "sync",
     "UBN",
     "unfreeze",
     "unpool_levels",

@@ -90,6 +90,8 @@ class Moments:
         Variances are merged about the pooled mean, never as E[x²] − E[x]², which cancels.
         """
         n, k = self.mean.shape
+        if n == 0:
+            return self._of_nothing(samples, channels or k)
         samples = n if samples is None else min(samples, n)
         channels = k if channels is None else channels
         if samples == 1 and channels == 1:
@@ -114,6 +116,15 @@ class Moments:
         apart = apart - middle
         spread = torch.addcmul(var, apart, apart).mean((1, 3))
         return Moments((near + middle).flatten(1), spread, self.count * samples * channels)
+
+    def _of_nothing(self, samples: int | None, channels: int) -> Moments:
+        """No run of samples, or one without values: a count of 0, and a way for gradients."""
+        shape = (0 if samples else 1, -1, channels)
+        mean, var = (
+            (t if samples else t.sum(0, keepdim=True)).unflatten(1, shape[1:]).sum(2)
+            for t in (self.mean, self.var)
+        )
+        return Moments(mean, var, mean.new_zeros(shape[0], 1))
 
     def rows(self, part: slice) -> Moments:
         """Those of some samples."""
@@ -151,10 +162,11 @@ class Moments:
         weight = torch.as_tensor(self.count, device=self.mean.device).to(self.mean.dtype)
         weight = weight.expand_as(self.mean)
         count = total(weight)
-        near = (total(weight * self.mean) / count).detach()
-        mean = near + total(weight * (self.mean - near[:, group])) / count
+        some = count.clamp(min=1)  # of no samples there is nothing to divide
+        near = (total(weight * self.mean) / some).detach()
+        mean = near + total(weight * (self.mean - near[:, group])) / some
         inside = self.var + (self.mean - mean[:, group]).square()
-        return Moments(mean, total(weight * inside) / count, count)
+        return Moments(mean, total(weight * inside) / some, count)
 
     def standardizing(self, eps: float) -> Coefficients:
         """The map that brings these moments to mean 0 and variance var / (var + eps)."""

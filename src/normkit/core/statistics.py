@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.processes import Processes
 
 
 class LayerState:
     """What a forward starts from: the mode and the statistics of the layer, which it only reads."""
 
-    __slots__ = ("again", "observed", "statistics", "training")
+    __slots__ = ("again", "observed", "processes", "statistics", "training")
 
     def __init__(
         self,
@@ -29,11 +30,13 @@ class LayerState:
         statistics: Mapping[str, Tensor | None],
         again: bool = False,
         observed: Mapping[str, Any] | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self.training = training
         self.statistics = statistics
         self.again = again  # a forward that is repeated: its statistics have been counted
         self.observed = observed or {}  # what a layer has seen of its input beside the moments
+        self.processes = processes  # with which the statistics of the batch are shared
 
     def __getitem__(self, name: str) -> Tensor:
         """A statistic by the name of its buffer.
@@ -54,11 +57,16 @@ class LayerState:
         """The same for a forward that repeats this one later, when the buffers have changed."""
         with torch.no_grad():
             copies = {name: t if t is None else t.clone() for name, t in self.statistics.items()}
-        return LayerState(self.training, copies, True, self.observed)
+        return LayerState(self.training, copies, True, self.observed, self.processes)
 
     def seeing(self, **observed: Any) -> LayerState:
         """The same with what a layer has seen of its input."""
-        return LayerState(self.training, self.statistics, self.again, {**self.observed, **observed})
+        seen = {**self.observed, **observed}
+        return LayerState(self.training, self.statistics, self.again, seen, self.processes)
+
+    def alone(self) -> LayerState:
+        """The same without other processes, for whoever looks at a layer in this one."""
+        return LayerState(self.training, self.statistics, self.again, self.observed)
 
 
 class StateUpdate(NamedTuple):

@@ -26,9 +26,10 @@ from normkit.core.trained import STATISTICS, TrainedBN
 from normkit.errors import NonFiniteWarning, OptionError, ShapeError, TransformError
 from normkit.layers.base import Normalizer
 from normkit.layers.measured import Refusal
+from normkit.layers.synchronised import Synchronised, empty_moments
 
 
-class BatchNormalizer(Normalizer):
+class BatchNormalizer(Synchronised, Normalizer):
     """A normalizer with statistics of the batch in training and running ones in eval mode.
 
     Common options beside those of every layer:
@@ -114,7 +115,7 @@ class BatchNormalizer(Normalizer):
         statistics = dict(self._buffers)
         if self.training and self.map_reads_state():
             statistics = self._as_first_seen() or statistics
-        return LayerState(self.training, statistics, is_recomputation())
+        return LayerState(self.training, statistics, is_recomputation(), processes=self.sharing())
 
     def _as_first_seen(self) -> dict[str, Tensor | None] | None:
         if in_graph():
@@ -172,21 +173,27 @@ class BatchNormalizer(Normalizer):
         self, moments: Moments | None, state: LayerState
     ) -> tuple[Moments, StateUpdate | None]:
         """Mean and variance per channel, tables (1, C) or (N, C): of the batch, or running ones."""
-        if moments is None or not self.uses_batch(state) or self.single(moments):
+        if moments is None or not self.uses_batch(state) or self.single(moments, state):
             return self.running(state), None
-        pooled = moments.pooled(samples=self.virtual_batch)
+        pooled = self.pooled(moments, state)
         return self.each_sample(self.or_running(pooled, state), moments), self.tracked(
             pooled, state
         )
 
     def or_running(self, pooled: Moments, state: LayerState) -> Moments:
-        """Those of the batch, or running ones where a mask leaves a single value and on_single
-        says so: chosen on the device."""
+        """Those of the batch, or running ones where a single value is left and on_single says so:
+        chosen on the device, which alone knows of masks and of other processes."""
         if self.on_single == "error" or not isinstance(pooled.count, Tensor):
             return pooled
         many, running = pooled.count > 1, self.running(state)
         mean = torch.where(many, pooled.mean, running.mean)
         return Moments(mean, torch.where(many, pooled.var, running.var), pooled.count)
+
+    def pooled(self, moments: Moments, state: LayerState, channels: int = 1) -> Moments:
+        """The statistics of each run of samples, tables (R, G); of all of them, also of those that
+        other processes have."""
+        pooled = moments.pooled(samples=self.virtual_batch, channels=channels)
+        return pooled if self.virtual_batch is not None else self.shared(pooled, state)
 
     def each_sample(self, pooled: Moments, moments: Moments) -> Moments:
         """Statistics of runs, repeated for each sample of the run."""
@@ -204,9 +211,11 @@ class BatchNormalizer(Normalizer):
             )
         return Moments(state["running_mean"][None], state["running_var"][None], count=1)
 
-    def single(self, moments: Moments) -> bool:
+    def single(self, moments: Moments, state: LayerState) -> bool:
         """Whether a channel has one value only, so that it has no variance; an error by default."""
         samples = moments.mean.shape[0]
+        if state.processes is not None and (self.virtual_batch is None or samples == 0):
+            return False  # how many values the others have is known on the device only
         k = min(self.virtual_batch or samples, samples)
         least = samples % k or k  # the last run may be shorter
         if isinstance(moments.count, Tensor) and moments.count.dim() == 2:
@@ -227,9 +236,9 @@ class BatchNormalizer(Normalizer):
         """The running statistics after a training batch with these, tables (R, C)."""
         if not self.tracks(state):
             return None
-        mean = over_runs(pooled.mean, pooled)
-        var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
-        return self.blended(state, counted=pooled.enough(), running_mean=mean, running_var=var)
+        unbiased = pooled.unbiased(self.running_var_correction)
+        mean, var, counted = self.over_runs(pooled, state, pooled.mean, unbiased)
+        return self.blended(state, counted=counted, running_mean=mean, running_var=var)
 
     def tracks(self, state: LayerState) -> bool:
         """Whether a batch enters the running statistics."""
@@ -341,6 +350,10 @@ class BatchNormalizer(Normalizer):
             count / max(count - self.running_var_correction, 1),
         )
 
+    def description(self, x: Tensor, state: LayerState) -> Any:
+        # between the moments and the map stands an all-reduce: not in one kernel
+        return None if state.processes is not None else super().description(x, state)
+
     def after_fusion(
         self, fusion: Fusion, state: LayerState, tables: Tensor, begin: int, x: Tensor
     ) -> None:
@@ -371,6 +384,18 @@ class BatchNormalizer(Normalizer):
             NonFiniteWarning,
             stacklevel=2,
         )
+
+    def _empty(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+        y = super()._empty(x, residual, activation)
+        state = self.state()
+        if state.processes is None:
+            return y
+        # the others wait for this process, forward and backward
+        moments = empty_moments(x, self.cells(x))
+        result = self.compute(moments, self.observe(x, moments, state))
+        self.write(result.update)
+        tables = [t.sum() for t in result.map if t is not None]
+        return y + (torch.stack(tables).sum() * 0).to(y.dtype)
 
     def train(self, mode: bool = True) -> Self:
         # on an accelerator the count is only read here, so that no step waits for the host
@@ -444,13 +469,3 @@ class BatchNormalizer(Normalizer):
         if self.num_batches_tracked is not None and key not in state_dict:
             state_dict[key] = torch.zeros_like(self.num_batches_tracked)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
-
-def over_runs(table: Tensor, pooled: Moments) -> Tensor:
-    """The average (C,) of a table (R, C) over the runs, each weighted by how many values it has."""
-    if table.shape[0] == 1:
-        return table[0]
-    if isinstance(pooled.count, Tensor):
-        weight = pooled.count.to(table.dtype)
-        return (table * weight).sum(0) / weight.sum(0).clamp(min=1)
-    return table.mean(0)

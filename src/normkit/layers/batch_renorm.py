@@ -13,7 +13,7 @@ from normkit.core.moments import Coefficients, Moments
 from normkit.core.moments import spread as repeated
 from normkit.core.statistics import LayerState, MapResult
 from normkit.errors import OptionError
-from normkit.layers.batch import BatchNormalizer, over_runs
+from normkit.layers.batch import BatchNormalizer
 from normkit.layers.measured import Refusal
 
 Ramp = tuple[int, int] | None
@@ -92,14 +92,13 @@ class BatchRenorm(BatchNormalizer):
             scale = 1 / state["running_std"][None]
             map = Coefficients(scale, None, state["running_mean"][None])
             return MapResult(map.then(self.weight, self.bias))
-        pooled = moments.pooled(samples=self.virtual_batch)
+        pooled = self.pooled(moments, state)
         std = torch.sqrt(pooled.var + self.eps)
         r, d = state.observed.get("correction") or self.correction(pooled.mean, std, state)
         update = None
         if self.tracks(state):
             with torch.no_grad():
-                mean, spread = over_runs(pooled.mean, pooled), over_runs(std, pooled)
-            counted = pooled.enough()
+                mean, spread, counted = self.over_runs(pooled, state, pooled.mean, std)
             update = self.blended(state, counted=counted, running_mean=mean, running_std=spread)
         corrected = pooled.standardizing(self.eps).then(r, d)
         samples = moments.mean.shape[0]

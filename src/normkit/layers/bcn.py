@@ -189,7 +189,7 @@ class BCN(BatchNormalizer):
                 "normkit.follow_learning_rate(model, optimizer), or update_rate=0.01."
             )
         with torch.no_grad():
-            batch = moments.pooled(samples=None)
+            batch = self.shared(moments.pooled(samples=None), state)
             mean = batch.mean[0]
             square = batch.var[0] + (mean - state["running_mean"]).square()  # about the old mean
             if self.update_every == "step":

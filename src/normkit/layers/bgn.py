@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,7 +125,7 @@ class BGN(BatchNormalizer):
 
     def division(self, x: Tensor) -> tuple[int, Cut | None]:
         """Strips a channel, and the pieces if the cut is uneven."""
-        positions = x[0, 0].numel()
+        positions = math.prod(x.shape[2:])
         strips = self.strips(positions)
         if strips is None:
             return 1, cut(self.channels, positions, self.groups, x.device)
@@ -165,17 +166,21 @@ class BGN(BatchNormalizer):
             return self.running(state), None
         wide = max(self.channels // self.groups, 1)
         if pieces is None:
-            if self.single(Moments(moments.mean, moments.var, moments.count * wide)):
+            if self.single(Moments(moments.mean, moments.var, moments.count * wide), state):
                 return self.running(state), None
-            pooled = moments.pooled(samples=self.virtual_batch, channels=wide)
+            pooled = self.pooled(moments, state, wide)
         else:
             smallest = int(pieces.piece.numel()) // self.groups
-            if self.single(Moments(moments.mean, moments.var, smallest)):
+            if self.single(Moments(moments.mean, moments.var, smallest), state):
                 return self.running(state), None
-            rows = moments.pooled(samples=self.virtual_batch)
-            pooled = rows.pooled_by(pieces.group, self.groups)
+            pooled = self.pooled_pieces(moments, pieces, state)
         used = self.or_running(pooled, state)
         return self.each_sample(used, moments), self.tracked(pooled, state)
+
+    def pooled_pieces(self, moments: Moments, pieces: Cut, state: LayerState) -> Moments:
+        rows = moments.pooled(samples=self.virtual_batch)
+        pooled = rows.pooled_by(pieces.group, self.groups)
+        return pooled if self.virtual_batch is not None else self.shared(pooled, state)
 
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         if self.channels % self.groups or not self.pools_all(x):

@@ -128,7 +128,7 @@ class DN(BatchNormalizer):
         mean, var = moments.mean, moments.var
         update = None
         if self.uses_batch(state):
-            update = self.tracked(moments.pooled(samples=None), state)
+            update = self.tracked(self.shared(moments.pooled(samples=None), state), state)
             count = moments.count
             weight = count.mT if isinstance(count, Tensor) else None  # (1, N), of a mask
             linked = _linked(mean.mT, var.mT, self.batch_gates, weight)  # over samples

@@ -81,7 +81,7 @@ class Gated(BatchNormalizer):
         return found if isinstance(found, Refusal) else found.after_adding(added)
 
     def gates(self, table: Moments) -> Tensor | Refusal:
-        gate = self.compute(table, self.state()).gate
+        gate = self.compute(table, self.state().alone()).gate
         assert gate is not None
         return gate.expand_as(table.mean)
 

@@ -99,8 +99,12 @@ class GBGN(BatchNormalizer):
             rows = moments.mean.shape[0]
             wanted = (self.examples_per_group, self.virtual_batch)
             run = min([rows, *(limit for limit in wanted if isinstance(limit, int))])
-            update = self.tracked(moments.pooled(samples=None), state)
-            pooled = moments.pooled(samples=run, channels=wide)
+            whole = self.shared(moments.pooled(samples=None), state)
+            update = self.tracked(whole, state)
+            if self.examples_per_group == "batch" and self.virtual_batch is None:
+                pooled = whole.pooled(channels=wide)
+            else:  # runs stay within a process
+                pooled = moments.pooled(samples=run, channels=wide)
         map = pooled.standardizing(self.eps)
         return map.each(
             lambda table: spread(table, samples=rows, runs_of=run, groups_of=wide)

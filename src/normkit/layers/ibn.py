@@ -56,6 +56,9 @@ class IBN(BatchNormalizer):
     def statistics_size(self) -> int:
         return self.channels - self.split
 
+    def can_synchronise(self) -> bool:
+        return self.split < self.channels
+
     def uses_moments(self) -> bool:
         return self.split > 0 or self.uses_batch()
 

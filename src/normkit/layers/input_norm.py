@@ -117,6 +117,9 @@ class InputNorm(BN):
         role = super().parameter_role(name)
         return role._replace(of_batch_norm=False) if name == "bias" else role  # it is not trained
 
+    def can_synchronise(self) -> bool:
+        return self.mode == "bn"
+
     def uses_moments(self) -> bool:
         return self.mode == "bn" and super().uses_moments()
 

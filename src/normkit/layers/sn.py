@@ -15,7 +15,7 @@ from normkit.core.precision import statistics_dtype
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import DECAYED, ParameterRole, TrainedBN
 from normkit.errors import OptionError, ShapeError
-from normkit.layers.batch import BatchNormalizer, over_runs
+from normkit.layers.batch import BatchNormalizer
 from normkit.layers.measured import MIXTURE, Refusal
 
 
@@ -84,6 +84,9 @@ class SN(BatchNormalizer):
         if self.use_bn:
             super().set_worker_batch(samples)
 
+    def can_synchronise(self) -> bool:
+        return self.use_bn
+
     def uses_moments(self) -> bool:
         return True
 
@@ -143,15 +146,15 @@ class SN(BatchNormalizer):
         """Batch statistics; a single value is no error here, the other parts carry it."""
         if not self.uses_batch(state):
             return self.running(state), None
-        pooled = moments.pooled(samples=self.virtual_batch)
+        pooled = self.pooled(moments, state)
         return self.each_sample(pooled, moments), self.tracked(pooled, state)
 
     @torch.no_grad()
     def tracked(self, pooled: Moments, state: LayerState) -> StateUpdate | None:
         if not self.tracks(state):
             return None
-        mean, var = over_runs(pooled.mean, pooled), over_runs(pooled.var, pooled)
-        return self.blended(state, counted=pooled.enough(1), running_mean=mean, running_var=var)
+        mean, var, counted = self.over_runs(pooled, state, pooled.mean, pooled.var, least=1)
+        return self.blended(state, counted=counted, running_mean=mean, running_var=var)
 
     def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
         return Moments(moments.mean, moments.unbiased(int(self.unbiased)), moments.count)

@@ -13,6 +13,7 @@ from normkit.core.fusion import Condensation, Depthwise, Fusion, Gate
 from normkit.core.layout import dense
 from normkit.core.masks import blank
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.processes import total
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.engine.dispatch import decide
@@ -20,9 +21,9 @@ from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed
 from normkit.engine.normalize import normalize
 from normkit.engine.special import normalized_depthwise
-from normkit.engine.torch.operations import condensation_score, depthwise
+from normkit.engine.torch.operations import condensation_parts, condensation_score, depthwise
 from normkit.errors import OptionError
-from normkit.layers.batch import BatchNormalizer, over_runs
+from normkit.layers.batch import BatchNormalizer
 from normkit.layers.bnet import (
     KERNEL_STARTS,
     around_centre,
@@ -227,6 +228,8 @@ class UBN(BatchNormalizer):
         table = moments.rows(slice(limit))
         with torch.no_grad():
             first = x[:limit]
+            if state.processes is not None:
+                return state.seeing(**self._shared_similarity(first, table, state, limit))
             new = condensation_score(first, table).to(self.score.dtype)
             if self.reading["score_norm"] == "batch":
                 new = new * (table.filled_rows() - 1)
@@ -234,6 +237,18 @@ class UBN(BatchNormalizer):
                 torch.distributed.all_reduce(new)
                 new = new / torch.distributed.get_world_size()
         return state.seeing(similarity=new)
+
+    def _shared_similarity(
+        self, first: Tensor, table: Moments, state: LayerState, limit: int | None
+    ) -> dict[str, Tensor]:
+        """Similarity of the samples of all processes, and the old score, averaged: the branch must
+        be the same on all of them, also after an evaluation that each made of its own data."""
+        assert state.processes is not None
+        new, samples = condensation_parts(first, table, limit, state.processes)
+        if self.reading["score_norm"] == "batch":
+            new = new * (samples - 1)
+        old = total(state["score"], state.processes) / state.processes.size
+        return {"similarity": new.to(old.dtype), "score": old}
 
     def observed_samples(self) -> int | None:
         limit: int | None = self.reading["max_samples"]
@@ -248,9 +263,11 @@ class UBN(BatchNormalizer):
 
     def new_score(self, state: LayerState) -> Tensor:
         """The score after this batch."""
-        old, new = state["score"], state.observed.get("similarity")
+        new = state.observed.get("similarity")
         if new is None:
-            return old
+            return state["score"]
+        old = state.observed.get("score")
+        old = state["score"] if old is None else old
         mixed = self.score_decay * old + (1 - self.score_decay) * new
         # a NaN here would compare as "not condensed" for ever
         return torch.where(torch.isfinite(mixed), mixed, old)
@@ -261,21 +278,17 @@ class UBN(BatchNormalizer):
         """Of the batch while features are condensed, else running ones: chosen on the device."""
         score = self.new_score(state)
         scored = {"score": score} if "similarity" in state.observed else {}
-        if not self.uses_batch(state) or self.single(moments):
+        if not self.uses_batch(state) or self.single(moments, state):
             return self.running(state), StateUpdate(scored)
-        pooled = moments.pooled(samples=self.virtual_batch)
+        pooled = self.pooled(moments, state)
         condensed = score > self.tau if self.fct else None
         batch = self.each_sample(self.or_running(pooled, state), moments)
         update = StateUpdate({})
         if state.training and self.track_running_stats:
-            mean = over_runs(pooled.mean, pooled)
-            var = over_runs(pooled.unbiased(self.running_var_correction), pooled)
+            unbiased = pooled.unbiased(self.running_var_correction)
+            mean, var, counted = self.over_runs(pooled, state, pooled.mean, unbiased)
             update = self.blended(
-                state,
-                only=condensed,
-                counted=pooled.enough(),
-                running_mean=mean,
-                running_var=var,
+                state, only=condensed, counted=counted, running_mean=mean, running_var=var
             )
             if self.reading["train_stats"] == "ema":
                 # the updated buffers in value, with the gradient of the part that is new
@@ -471,7 +484,7 @@ class UBN(BatchNormalizer):
         return statistics.standardizing(self.eps).after_adding(added)
 
     def gates(self, table: Moments) -> Tensor | Refusal:
-        gate = self.compute(table, self.state()).gate
+        gate = self.compute(table, self.state().alone()).gate
         return Refusal("its gate is switched off") if gate is None else gate
 
     def threshold(self) -> tuple[Tensor, Tensor] | Refusal:

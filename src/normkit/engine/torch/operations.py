@@ -10,6 +10,7 @@ from torch import Tensor
 from normkit.core.layout import Channels, dense, is_channels_last
 from normkit.core.moments import Moments
 from normkit.core.precision import statistics_dtype, without_autocast
+from normkit.core.processes import Processes, total
 
 
 def condensation_score(x: Tensor, moments: Moments) -> Tensor:
@@ -22,12 +23,42 @@ def condensation_score(x: Tensor, moments: Moments) -> Tensor:
     if x.shape[0] == 1:
         return torch.ones((), device=x.device, dtype=moments.mean.dtype)
     with torch.no_grad():
-        squares = ((moments.var + moments.mean.square()) * moments.count).sum(1)  # ‖x_n‖²
-        weight = torch.where(squares > 0, squares.rsqrt(), 0)
-        total = weighted_sum(x, weight)
+        total = weighted_sum(x, _inverse_norms(moments))
         n = moments.filled_rows()  # of a mask, which may leave nothing of a sample
         score = (total.square().sum() - n) / (n * (n - 1))
         return torch.where(n > 1, score, 1) if isinstance(n, Tensor) else score
+
+
+@torch.no_grad()
+def condensation_parts(
+    x: Tensor, moments: Moments, limit: int | None, processes: Processes
+) -> tuple[Tensor, Tensor]:
+    """The same score of the first ``limit`` samples of all processes, and how many these were.
+
+    The samples stand in the order of the processes. Those of several processes have cosines too,
+    so the sum of unit vectors is shared: as many numbers as a sample has.
+    """
+    n, dtype = x.shape[0], moments.mean.dtype
+    weight, counted = _inverse_norms(moments), moments.mean.new_ones(n)
+    if isinstance(moments.count, Tensor) and moments.count.dim() == 2:
+        counted = (moments.count > 0).any(1).to(dtype)  # a mask may leave nothing of a sample
+    if limit is not None:
+        sizes = torch.zeros(processes.size, device=x.device, dtype=dtype)
+        sizes[processes.rank] = n
+        before = total(sizes, processes)[: processes.rank].sum()
+        place = torch.arange(n, device=x.device, dtype=dtype)
+        counted = counted * (place + before < limit)
+    flat = weighted_sum(x, weight * counted) if n else x.new_zeros(x.shape[1:].numel())
+    parts = total(torch.cat([flat.to(dtype), counted.sum()[None]]), processes)
+    samples, square = parts[-1], parts[:-1].square().sum()
+    pairs = samples * (samples - 1)
+    return torch.where(pairs > 0, (square - samples) / pairs.clamp(min=1), 1), samples
+
+
+def _inverse_norms(moments: Moments) -> Tensor:
+    """1/‖x_n‖ of each sample, 0 for a sample of zeros."""
+    squares = ((moments.var + moments.mean.square()) * moments.count).sum(1)
+    return torch.where(squares > 0, squares.rsqrt(), 0)
 
 
 def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:

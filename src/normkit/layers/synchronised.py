@@ -1,0 +1,98 @@
+"""Layers whose statistics are those of several processes: what ``nk.sync`` switches on.
+
+A layer pools its own samples and shares what comes of that: ``shared``. Runs of samples
+(``virtual_batch``) stay within a process, and only what the layer keeps of them is averaged over
+all: ``over_runs``. Who shares is part of the state that a forward starts from, so that the same
+function, called to look at a layer, shares nothing and waits for nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from normkit.core.layout import Layout
+from normkit.core.messages import title
+from normkit.core.moments import Moments
+from normkit.core.precision import statistics_dtype
+from normkit.core.processes import Processes, merged, total
+from normkit.core.statistics import LayerState
+from normkit.errors import OptionError
+
+AGAIN = "Try nk.sync(model) once the process group is there, or nk.sync(model, False)."
+
+
+class Synchronised:
+    """What a normalizer knows of other processes that train the same model."""
+
+    processes: Processes | None = None
+    virtual_batch: int | None
+    training: bool
+
+    def can_synchronise(self) -> bool:
+        """Whether it keeps or uses statistics of a batch, with the options that it has."""
+        return True
+
+    def synchronise(self, processes: Processes | None) -> None:
+        """Share the statistics of training batches with these processes; with None, no more."""
+        self.processes = processes
+
+    def sharing(self) -> Processes | None:
+        """With whom a forward shares its statistics now: in training, and if there are others."""
+        processes = self.processes
+        if processes is None or processes.size == 1 or not self.training:
+            return None
+        if not torch.compiler.is_compiling():
+            assert isinstance(self, nn.Module)
+            if not processes.name or not distributed.is_initialized():
+                raise OptionError(
+                    f"{title(self)} shares its statistics with {processes.size} processes, but "
+                    f"here is no process group of them. {AGAIN}"
+                )
+            if getattr(self, "_is_replica", False):
+                raise OptionError(
+                    f"{title(self)} shares its statistics with other processes, but is a replica "
+                    "of nn.DataParallel, whose threads would meet in any order. Try "
+                    "DistributedDataParallel, or nk.sync(model, False)."
+                )
+        return processes
+
+    def shared(self, pooled: Moments, state: LayerState) -> Moments:
+        """Moments (1, K) of the samples here, merged with those of the other processes."""
+        if state.processes is None:
+            return pooled
+        return merged(pooled, state.processes)
+
+    def over_runs(
+        self, pooled: Moments, state: LayerState, *tables: Tensor, least: int = 2
+    ) -> list[Any]:
+        """Averages (C,) of tables (R, C) over the runs, each weighted by how many values it has;
+        then, for ``blended``, whether these are at least so many, if only the device knows that.
+
+        Of the runs of all processes; where the whole batch is one, it has been shared already.
+        """
+        if state.processes is None or self.virtual_batch is None:
+            return [*(_over_runs(table, pooled) for table in tables), pooled.enough(least)]
+        weight = torch.as_tensor(pooled.count, device=tables[0].device).to(tables[0].dtype)
+        weight = weight.expand(tables[0].shape[0], weight.shape[-1] if weight.dim() else 1)
+        sums = [weight.sum(0), *((table * weight).sum(0) for table in tables)]
+        count, *rest = total(torch.cat(sums), state.processes).split([len(s) for s in sums])
+        some = count.clamp(min=1)
+        return [*(part / some for part in rest), (count >= least).all()]
+
+
+def _over_runs(table: Tensor, pooled: Moments) -> Tensor:
+    if table.shape[0] == 1:
+        return table[0]
+    if isinstance(pooled.count, Tensor):
+        weight = pooled.count.to(table.dtype)
+        return (table * weight).sum(0) / weight.sum(0).clamp(min=1)
+    return table.mean(0)
+
+
+def empty_moments(x: Tensor, cells: Layout) -> Moments:
+    """The table of an input without samples, (0, K), from which gradients find back to it."""
+    table = x.new_zeros((0, cells.columns), dtype=statistics_dtype(x.dtype)) + x.sum()
+    return Moments(table, table, cells.count)

@@ -1,0 +1,39 @@
+"""Statistics that real processes share, over gloo on the loopback device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+NAMES = [
+    line.split("(")[0].removeprefix("def ")
+    for line in (HERE / "checks.py").read_text().splitlines()
+    if line.startswith("def check_")
+]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What each rank said of each check: all of them by one start of four processes."""
+    file = tmp_path_factory.mktemp("ranks") / "said"
+    command = [sys.executable, str(HERE / "ranks.py"), str(file)]
+    paths = [str(HERE.parent), *sys.path]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo"}
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+    files = [Path(f"{file}.{rank}") for rank in range(4)]
+    missing = [str(f) for f in files if not f.exists()]
+    assert not missing, f"{missing}: {run.stdout[-2000:]}{run.stderr[-4000:]}"
+    return [json.loads(f.read_text()) for f in files]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_by_four_processes(name: str, said: list[dict[str, str]]) -> None:
+    for rank, results in enumerate(said):
+        assert name in results, f"rank {rank} did not come to it: {list(results.items())[-1]}"
+        assert results[name] == "", f"rank {rank}: {results[name]}"
