@@ -13,7 +13,6 @@ from normkit.core.fusion import Condensation, Depthwise, Fusion, Gate
 from normkit.core.layout import dense
 from normkit.core.masks import blank
 from normkit.core.moments import Coefficients, Moments
-from normkit.core.processes import total
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.engine.dispatch import decide
@@ -21,7 +20,7 @@ from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed
 from normkit.engine.normalize import normalize
 from normkit.engine.special import normalized_depthwise
-from normkit.engine.torch.operations import condensation_parts, condensation_score, depthwise
+from normkit.engine.torch.operations import condensation_score, depthwise, shared_condensation
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
 from normkit.layers.bnet import (
@@ -228,27 +227,18 @@ class UBN(BatchNormalizer):
         table = moments.rows(slice(limit))
         with torch.no_grad():
             first = x[:limit]
-            if state.processes is not None:
-                return state.seeing(**self._shared_similarity(first, table, state, limit))
-            new = condensation_score(first, table).to(self.score.dtype)
+            if state.processes is None:
+                new, samples, old = condensation_score(first, table), table.filled_rows(), None
+            else:
+                score = state["score"]
+                new, samples, old = shared_condensation(first, table, limit, score, state.processes)
+            new = new.to(self.score.dtype)
             if self.reading["score_norm"] == "batch":
-                new = new * (table.filled_rows() - 1)
-            if self.sync_score and torch.distributed.is_initialized():
+                new = new * (samples - 1)
+            if self.sync_score and old is None and torch.distributed.is_initialized():
                 torch.distributed.all_reduce(new)
                 new = new / torch.distributed.get_world_size()
-        return state.seeing(similarity=new)
-
-    def _shared_similarity(
-        self, first: Tensor, table: Moments, state: LayerState, limit: int | None
-    ) -> dict[str, Tensor]:
-        """Similarity of the samples of all processes, and the old score, averaged: the branch must
-        be the same on all of them, also after an evaluation that each made of its own data."""
-        assert state.processes is not None
-        new, samples = condensation_parts(first, table, limit, state.processes)
-        if self.reading["score_norm"] == "batch":
-            new = new * (samples - 1)
-        old = total(state["score"], state.processes) / state.processes.size
-        return {"similarity": new.to(old.dtype), "score": old}
+        return state.seeing(similarity=new, score=old)
 
     def observed_samples(self) -> int | None:
         limit: int | None = self.reading["max_samples"]

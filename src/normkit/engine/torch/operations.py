@@ -30,10 +30,12 @@ def condensation_score(x: Tensor, moments: Moments) -> Tensor:
 
 
 @torch.no_grad()
-def condensation_parts(
-    x: Tensor, moments: Moments, limit: int | None, processes: Processes
-) -> tuple[Tensor, Tensor]:
-    """The same score of the first ``limit`` samples of all processes, and how many these were.
+def shared_condensation(
+    x: Tensor, moments: Moments, limit: int | None, score: Tensor, processes: Processes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of the first ``limit`` samples of all processes; how many these were; and the score
+    so far, averaged over the processes: their branch must be the same, also after an evaluation in
+    which each has seen other data.
 
     The samples stand in the order of the processes. Those of several processes have cosines too,
     so the sum of unit vectors is shared: as many numbers as a sample has.
@@ -49,10 +51,11 @@ def condensation_parts(
         place = torch.arange(n, device=x.device, dtype=dtype)
         counted = counted * (place + before < limit)
     flat = weighted_sum(x, weight * counted) if n else x.new_zeros(x.shape[1:].numel())
-    parts = total(torch.cat([flat.to(dtype), counted.sum()[None]]), processes)
-    samples, square = parts[-1], parts[:-1].square().sum()
+    parts = total(torch.cat([flat.to(dtype), counted.sum()[None], score.to(dtype)]), processes)
+    samples, square = parts[-2], parts[:-2].square().sum()
     pairs = samples * (samples - 1)
-    return torch.where(pairs > 0, (square - samples) / pairs.clamp(min=1), 1), samples
+    new = torch.where(pairs > 0, (square - samples) / pairs.clamp(min=1), 1)
+    return new, samples, (parts[-1:] / processes.size).to(score.dtype)
 
 
 def _inverse_norms(moments: Moments) -> Tensor:
