@@ -79,6 +79,7 @@ def _facts(run: NamedRun, result: Result | None) -> Iterator[tuple[str, str]]:
     if result is not None:
         if result.note:
             yield "note", result.note
+        yield from result.texts.items()
         yield from {**result.provenance, **result.environment}.items()
 
 

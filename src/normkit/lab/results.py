@@ -115,6 +115,7 @@ class Result:
     # why its task says that it has learned nothing; None: its accuracy tells, see collapse()
     collapsed: str | None = None
     pictures: tuple[Mapping[str, str], ...] = ()  # caption and png, in base 64
+    texts: Mapping[str, str] = field(default_factory=dict)  # what was found, such as a genotype
 
     def outcome(self, metric: str) -> str:
         """DONE, DIVERGED or COLLAPSED; a score that is not finite diverged, too."""

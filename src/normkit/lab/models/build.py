@@ -15,6 +15,8 @@ from normkit import models
 from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 from normkit.lab.experiment import Model
 from normkit.lab.experiment.rules import CHOICES
+from normkit.lab.models.darts import DartsNetwork
+from normkit.lab.models.darts_search import SearchNetwork
 from normkit.lab.models.deeplab import DeepLabV3
 from normkit.lab.models.detectors import faster_rcnn, mask_rcnn
 from normkit.lab.models.imprinting import ResNet12
@@ -30,6 +32,8 @@ WITH_AUXILIARY = ("googlenet", "inception_v3")
 # classes and the shape of an image, takes its further arguments as options, and has torch's own
 # batch norms: whatever a variant wants instead is put there later.
 NATIVE: dict[str, Callable[..., nn.Module]] = {
+    "darts": DartsNetwork,
+    "darts_search": SearchNetwork,
     "deeplabv3": DeepLabV3,
     "faster_rcnn": faster_rcnn,
     "four_layer": FourLayer,

@@ -75,6 +75,7 @@ def page(
         version=__version__,
         figures=figures,
         pictures=_pictures(experiment, results),
+        texts=_texts(experiment, results),
         charts={
             "styles": [
                 [plotly_text(s.name), s.colour, s.dash, s.symbol] for s in board.styles.values()
@@ -129,6 +130,16 @@ def _pictures(experiment: Experiment, results: Mapping[str, Result]) -> list[dic
         if shown:
             found.append({"name": variant_label(variant.name, variant.cell), "pictures": shown})
     return found
+
+
+def _texts(experiment: Experiment, results: Mapping[str, Result]) -> list[dict[str, Any]]:
+    """What runs have found in words, such as the cells of a search, by variant and seed."""
+    return [
+        {"name": f"{variant_label(variant.name, variant.cell)}, seed {run.seed}", "texts": texts}
+        for variant in experiment.variants
+        for run in variant.runs(experiment.seeds)
+        if run.id in results and (texts := results[run.id].texts)
+    ]
 
 
 def _look_level(experiment: Experiment) -> str:

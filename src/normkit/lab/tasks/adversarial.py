@@ -20,7 +20,13 @@ from normkit.lab.experiment.records import Setting
 from normkit.lab.formats import ImageFormat
 from normkit.lab.results import METRICS, TaskMetric
 from normkit.lab.tasks.base import Losses, TaskError
-from normkit.lab.tasks.classification import Classification, ClassificationScore, correct, loss_of
+from normkit.lab.tasks.classification import (
+    Classification,
+    ClassificationScore,
+    correct,
+    loss_of,
+    outputs_of,
+)
 from normkit.lab.tasks.drawing import beside, pixels
 
 MODES = ("eval", "train")
@@ -83,7 +89,7 @@ class Adversarial(Classification):
         labels = torch.zeros(samples, dtype=torch.long)
         with torch.enable_grad():
             images = self.example(shape, samples).requires_grad_()
-            image_gradient(loss_of(model(images), labels), images)
+            image_gradient(loss_of(outputs_of(model(images))[0], labels), images)
 
     def loss(self, model: nn.Module, batch: Any) -> Losses:
         images, labels = batch
@@ -140,7 +146,7 @@ class Attack:
             for _ in range(steps):
                 attacked.requires_grad_()
                 with self.task.format.autocast():
-                    logits = model(attacked)
+                    logits = outputs_of(model(attacked))[0]
                 gradient = image_gradient(loss_of(logits, labels), attacked)
                 attacked = (attacked.detach() + stride * gradient.sign()).clamp(low, high)
         return attacked

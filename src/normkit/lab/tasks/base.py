@@ -230,6 +230,10 @@ class Task:
         """Captions and images (3, H, W) from 0 to 1 for the report, of the trained model."""
         return ()
 
+    def texts(self, model: nn.Module) -> Mapping[str, str]:
+        """What a trained model leaves in words, kept with the run and shown on its page."""
+        return {}
+
 
 def total(losses: Losses) -> Tensor:
     """What is minimized, of one loss or several."""

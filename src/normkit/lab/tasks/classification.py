@@ -32,12 +32,21 @@ class Classification(Task):
 
     Of a small set a step is given rows of the epoch's plan, and does the augmentation itself; so
     a recorded step holds that as well. Of image files it is given the images.
+
+    A network may give several outputs in training, the first being its logits, as those with
+    auxiliary heads do: the losses of the others count ``auxiliary`` times.
     """
 
     metrics: Mapping[str, TaskMetric] = METRICS
     takes_metrics: ClassVar[bool] = True
     batch_values = ("loss", "accuracy")
     recordable = True
+    auxiliary = 0.4  # of DARTS, and of NASNet before it
+
+    def __init__(self, auxiliary: float = auxiliary) -> None:
+        if auxiliary < 0:
+            raise OptionError(f"auxiliary is {auxiliary:g}, expected 0 or more.")
+        self.auxiliary = auxiliary
 
     def attach(self, setting: Setting, sets: Sets, format: ImageFormat, seed: int) -> None:
         super().attach(setting, sets, format, seed)
@@ -94,7 +103,7 @@ class Classification(Task):
     def try_model(
         self, model: nn.Module, samples: int, classes: int, shape: tuple[int, ...]
     ) -> None:
-        output = model(self.example(shape, samples))
+        output, *_ = outputs_of(model(self.example(shape, samples)))
         if not isinstance(output, Tensor) or output.shape != (samples, classes):
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise OptionError(
@@ -128,12 +137,17 @@ class Classification(Task):
     def loss(self, model: nn.Module, batch: Any) -> Losses:
         images, labels = batch
         with self.format.autocast():
-            logits = model(images)
-        if self.criterion is None:
-            loss = loss_of(logits, labels, self.setting.train.label_smoothing)
-        else:
-            loss = self.criterion(_wide(logits), labels)
+            logits, *further = outputs_of(model(images))
+        loss = self.compared(logits, labels)
+        for other in further:
+            loss = loss + self.auxiliary * self.compared(other, labels)
         return {"loss": loss, "accuracy": correct(logits, labels)}
+
+    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of one output."""
+        if self.criterion is None:
+            return loss_of(logits, labels, self.setting.train.label_smoothing)
+        return self.criterion(_wide(logits), labels)
 
     def epoch_values(self, rows: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Values:
         """The right answers of each batch were counted, not averaged."""
@@ -143,7 +157,7 @@ class Classification(Task):
     def measured_loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Neither smoothed nor in a shorter number type."""
         images, labels = batch
-        return (self.criterion or loss_of)(model(images), labels)
+        return (self.criterion or loss_of)(outputs_of(model(images))[0], labels)
 
     def agreement(self, output: Any, target: Any) -> float:
         return float(correct(output, target)) / len(target)
@@ -215,6 +229,11 @@ class ClassificationScore(Evaluation):
 
 
 # ------------------------------------------------------------------ of one batch
+
+
+def outputs_of(output: Any) -> tuple[Any, ...]:
+    """The logits, and those of auxiliary heads, which some networks give in training."""
+    return tuple(output) if isinstance(output, tuple) else (output,)
 
 
 def loss_of(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:

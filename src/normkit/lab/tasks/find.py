@@ -12,6 +12,7 @@ from normkit.lab.experiment.records import Setting, TaskSpec
 from normkit.lab.own_code import error_place, find, is_reference, source_place, verify
 from normkit.lab.tasks.adaptation import Adaptation
 from normkit.lab.tasks.adversarial import Adversarial
+from normkit.lab.tasks.architecture_search import ArchitectureSearch
 from normkit.lab.tasks.base import Task, TaskError
 from normkit.lab.tasks.classification import Classification
 from normkit.lab.tasks.criteria import OwnMetric, criterion_of
@@ -24,6 +25,7 @@ from normkit.lab.tasks.video import Video
 TASKS: dict[str, type[Task]] = {
     "adaptation": Adaptation,
     "adversarial": Adversarial,
+    "architecture-search": ArchitectureSearch,
     "classification": Classification,
     "detection": Detection,
     "few-shot": FewShot,

@@ -78,6 +78,9 @@ class Trainer:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
         self.share = torch.ones((), dtype=dtype, device=device)  # of a batch in its step
+        # those whose rates grow with the epochs, such as drop path
+        self.growing: list[Any] = [m for m in self.model.modules() if hasattr(m, "set_progress")]
+        self.progress = -1.0
 
         def recorded(function: Any) -> Recorded:
             return Recorded(function, plan.batch, self.tensors, capture)
@@ -90,6 +93,7 @@ class Trainer:
     def step(self, batches: list[tuple[Any, ...]], number: int) -> None:
         """One step of the optimizer, counted from 0 over all epochs."""
         self.rates.write(number)
+        self._tell_progress(number // self.plan.steps / self.train.epochs)
         first = number % self.plan.steps * self.plan.accumulate
         if self.train.accumulate == 1:
             self.whole(*self._own(batches[0], first))
@@ -98,6 +102,13 @@ class Trainer:
             self.share.fill_(self.plan.share(first + i))
             self.gradients(*self._own(inputs, first + i), self.share)
         self.update()
+
+    def _tell_progress(self, share: float) -> None:
+        """The share of the epochs that are over; written in place, so that records see it."""
+        if share != self.progress:
+            for module in self.growing:
+                module.set_progress(share)
+            self.progress = share
 
     def _own(self, inputs: tuple[Any, ...], batch: int) -> tuple[Any, ...]:
         return inputs if self.process is None else self.process.take(inputs, self.plan.size(batch))

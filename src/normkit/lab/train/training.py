@@ -157,6 +157,7 @@ class Training:
             test_samples=len(self.sets.test),
             collapsed=self.task.collapsed(counting),
             pictures=self._pictures(),
+            texts={} if self.note else dict(self.task.texts(model)),
         )
         # of outputs that are all the same, a correlation is NaN by right
         told = [each for each in self.records if not is_constant(each)]
