@@ -96,6 +96,7 @@ if "torch" in sys.modules:
     )
     from normkit.layers.base import Normalizer
     from normkit.layers.bcn import follow_learning_rate
+    from normkit.layers.domains import use_domain
     from normkit.layers.masking import masked
     from normkit.layers.norm_act import NormAct
     from normkit.layers.reasons import why
@@ -187,6 +188,7 @@ __all__ = [
     "unfreeze",
     "unpool_levels",
     "use_backend",
+    "use_domain",
     "why",
     "WN",
     "WS",

@@ -211,6 +211,8 @@ def _account(
     has = [w for w in ("weight", "bias", STATISTICS) if w not in bn.missing]
     started.sort(key=lambda word: word not in ("weight", "bias", STATISTICS))
     lost = [*bn.lost, *(w for w in has if w not in carried)]
+    if bn.each_domain and getattr(layer, "domains", None) != len(bn.each_domain):
+        lost.append("statistics of the other domains")
     options: tuple[str, ...] = ("eps", "momentum")
     if isinstance(layer, Normalizer):  # others may have one by name that means nothing to them
         options = tuple(n for n in options if n in layer.options_from(bn, {}))

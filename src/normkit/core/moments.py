@@ -126,7 +126,7 @@ class Moments:
         )
         return Moments(mean, var, mean.new_zeros(shape[0], 1))
 
-    def rows(self, part: slice) -> Moments:
+    def rows(self, part: slice | Tensor) -> Moments:
         """Those of some samples."""
         count = self.count
         if isinstance(count, Tensor) and count.dim() == 2 and count.shape[0] > 1:

@@ -22,7 +22,7 @@ from normkit.core.processes import Processes
 class LayerState:
     """What a forward starts from: the mode and the statistics of the layer, which it only reads."""
 
-    __slots__ = ("again", "observed", "processes", "statistics", "training")
+    __slots__ = ("again", "domain", "observed", "processes", "statistics", "training")
 
     def __init__(
         self,
@@ -31,12 +31,14 @@ class LayerState:
         again: bool = False,
         observed: Mapping[str, Any] | None = None,
         processes: Processes | None = None,
+        domain: Any = None,
     ) -> None:
         self.training = training
         self.statistics = statistics
         self.again = again  # a forward that is repeated: its statistics have been counted
         self.observed = observed or {}  # what a layer has seen of its input beside the moments
         self.processes = processes  # with which the statistics of the batch are shared
+        self.domain = domain  # whose statistics these are, of a layer that keeps several sets
 
     def __getitem__(self, name: str) -> Tensor:
         """A statistic by the name of its buffer.
@@ -57,16 +59,20 @@ class LayerState:
         """The same for a forward that repeats this one later, when the buffers have changed."""
         with torch.no_grad():
             copies = {name: t if t is None else t.clone() for name, t in self.statistics.items()}
-        return LayerState(self.training, copies, True, self.observed, self.processes)
+        return LayerState(self.training, copies, True, self.observed, self.processes, self.domain)
 
     def seeing(self, **observed: Any) -> LayerState:
         """The same with what a layer has seen of its input."""
         seen = {**self.observed, **observed}
-        return LayerState(self.training, self.statistics, self.again, seen, self.processes)
+        return LayerState(
+            self.training, self.statistics, self.again, seen, self.processes, self.domain
+        )
 
     def alone(self) -> LayerState:
         """The same without other processes, for whoever looks at a layer in this one."""
-        return LayerState(self.training, self.statistics, self.again, self.observed)
+        return LayerState(
+            self.training, self.statistics, self.again, self.observed, domain=self.domain
+        )
 
 
 class StateUpdate(NamedTuple):
@@ -78,6 +84,9 @@ class StateUpdate(NamedTuple):
     """A boolean on the device: whether the batch counts, or else as not finite. None: neither."""
     counted: Tensor | None = None
     """Whether there was a batch at all; None for yes."""
+    domain: int | None = None
+    """Whose statistics they are; None for all that a layer keeps: then, of a layer with domains,
+    values, ``finite`` and ``counted`` have a row for each."""
 
     def with_values(self, values: Mapping[str, Tensor]) -> StateUpdate:
         return self._replace(values={**self.values, **values})
@@ -123,6 +132,7 @@ class Repetition(NamedTuple):
             {**before.statistics, **seen.statistics},
             True,
             {**before.observed, **seen.observed},
+            domain=before.domain,
         )
         pairs = [(g, s) for g, s in zip(given, saved, strict=True) if g is not None]
         then = {name: s for name, p in self.parameters.items() for g, s in pairs if p is g}

@@ -33,6 +33,9 @@ class TrainedBN:
     missing: frozenset[str] = frozenset()  # of "weight", "bias", "momentum", STATISTICS
     pools_samples: bool = True  # without running statistics it takes those of the batch
     lost: tuple[str, ...] = ()  # what does not fit into these terms
+    # mean, variance and number of batches of each domain, of a norm that keeps several sets; above
+    # are those of the domain that it is in
+    each_domain: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
 
     @property
     def channels(self) -> int:

@@ -62,6 +62,10 @@ class ForeignNorm(Measured):
         buffers = {name: getattr(self.norm, name, None) for name in ("running_mean", "running_var")}
         return {name: b for name, b in buffers.items() if isinstance(b, Tensor)}
 
+    def batch_counter(self) -> Tensor | None:
+        counter = getattr(self.norm, "num_batches_tracked", None)
+        return counter if isinstance(counter, Tensor) else None
+
     def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         some = next(iter(buffers.values()))
         mean = buffers.get("running_mean", torch.zeros_like(some))
@@ -136,6 +140,10 @@ class ForeignInstanceNorm(ForeignNorm):
             raise ShapeError("an instance norm expects more than one position per channel.")
         both = torch.cat([moments.mean, moments.unbiased()], 1)
         return Moments(both, torch.zeros_like(both), 1)
+
+    def batch_counter(self) -> Tensor | None:
+        counter = getattr(self.norm, "num_batches_tracked", None)
+        return counter if isinstance(counter, Tensor) else None
 
     def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         both = torch.cat(super().decode_statistics(buffers))

@@ -205,8 +205,8 @@ class NormStatistics:
         batch renormalization; so it becomes the number of batches measured only where it was less.
         """
         self._write(self.values(merged))
-        counter = getattr(self.norm, "num_batches_tracked", None)
-        if isinstance(counter, Tensor):
+        counter = self.source.batch_counter()
+        if counter is not None:
             with torch.no_grad():
                 counter.clamp_(min=batches)
 

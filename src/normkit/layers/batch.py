@@ -24,12 +24,12 @@ from normkit.core.statistics import (
 )
 from normkit.core.trained import STATISTICS, TrainedBN
 from normkit.errors import NonFiniteWarning, OptionError, ShapeError, TransformError
-from normkit.layers.base import Normalizer
+from normkit.layers.domains import OfDomains
 from normkit.layers.measured import Refusal
 from normkit.layers.synchronised import Synchronised, empty_moments
 
 
-class BatchNormalizer(Synchronised, Normalizer):
+class BatchNormalizer(Synchronised, OfDomains):
     """A normalizer with statistics of the batch in training and running ones in eval mode.
 
     Common options beside those of every layer:
@@ -39,6 +39,9 @@ class BatchNormalizer(Synchronised, Normalizer):
         running_var_correction: 1 stores the unbiased variance as torch.nn does, 0 the biased one.
         on_single: "error", or "running" to fall back to the running statistics when a channel
             has a single value, as in a last batch of one.
+        domains: keep so many sets of statistics, and pool samples of one domain alone:
+            ``use_domain`` says which one a batch, or each sample, is of; 0 until it is called.
+            Weight and bias are shared.
     """
 
     running_mean: Tensor | None
@@ -62,9 +65,11 @@ class BatchNormalizer(Synchronised, Normalizer):
         virtual_batch: int | None = None,
         running_var_correction: int = 1,
         on_single: str = "error",
+        domains: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
+        self.start_domains(domains)
         self._withhold(
             running_var_correction=(running_var_correction, 1), on_single=(on_single, "error")
         )
@@ -104,9 +109,6 @@ class BatchNormalizer(Synchronised, Normalizer):
         """
         raise NotImplementedError
 
-    def compute(self, moments: Moments | None, state: LayerState) -> MapResult:
-        return self.coefficients(moments, state)
-
     def map_reads_state(self) -> bool:
         """Whether the map of a training batch depends on statistics that batches change."""
         return self.on_single == "running"
@@ -115,7 +117,10 @@ class BatchNormalizer(Synchronised, Normalizer):
         statistics = dict(self._buffers)
         if self.training and self.map_reads_state():
             statistics = self._as_first_seen() or statistics
-        return LayerState(self.training, statistics, is_recomputation(), processes=self.sharing())
+        if self.domains is None:
+            again = is_recomputation()
+            return LayerState(self.training, statistics, again, processes=self.sharing())
+        return self.state_of_domain(statistics)
 
     def _as_first_seen(self) -> dict[str, Tensor | None] | None:
         if in_graph():
@@ -131,7 +136,7 @@ class BatchNormalizer(Synchronised, Normalizer):
 
     def cells(self, x: Tensor) -> Layout:
         # one table row for the whole batch where no sample needs its own
-        whole = self.shares_map and self.exchange is None
+        whole = self.shares_map and self.exchange is None and not self.mixes_domains
         if whole and self.virtual_batch is not None and self.uses_batch():
             whole = self.virtual_batch >= x.shape[0]
         return Batch.of(x) if whole and Batch.fits(x) else Channels.of(x)
@@ -150,8 +155,13 @@ class BatchNormalizer(Synchronised, Normalizer):
         return self.running_var_correction
 
     def running_buffers(self) -> dict[str, Tensor]:
-        names = ("running_mean", self.second_buffer)
-        return {name: b for name in names if (b := self._buffers[name]) is not None}
+        """Those of the domain in use: rows of its buffers, to read or to write."""
+        self.check_single_domain()
+        names, kept = ("running_mean", self.second_buffer), self.kept()
+        return {name: b for name in names if (b := kept[name]) is not None}
+
+    def batch_counter(self) -> Tensor | None:
+        return self.kept()["num_batches_tracked"]
 
     def uses_batch(self, state: LayerState | None = None) -> bool:
         """Whether the statistics come from the batch: in training, or where none are kept."""
@@ -164,6 +174,8 @@ class BatchNormalizer(Synchronised, Normalizer):
     def pools_all(self, x: Tensor) -> bool:
         """Whether the statistics are those of the whole batch, and of more than one value."""
         if not self.uses_batch():  # first, so that exported eval modes have no guard on the size
+            return False
+        if self.mixes_domains:
             return False
         return (self.virtual_batch or x.shape[0]) >= x.shape[0] and x.numel() > self.channels
 
@@ -263,7 +275,7 @@ class BatchNormalizer(Synchronised, Normalizer):
         weight = self.blend_weight(state, counts)
         where = counts if only is None else counts & only
         values = {name: blended(state[name], value, weight, where) for name, value in new.items()}
-        return StateUpdate(values, finite, counted)
+        return StateUpdate(values, finite, counted, state.domain)
 
     def blend_weight(self, state: LayerState, counts: Tensor) -> float | Tensor:
         """The weight of the new value, of a batch that counts or not."""
@@ -298,12 +310,13 @@ class BatchNormalizer(Synchronised, Normalizer):
             return
         # a fake tensor has no value, and that of an accelerator's one would have to be waited for
         hidden = type(finite) is not Tensor or finite.device.type != "cpu"
-        if not (hidden or torch._C._are_functorch_transforms_active() or finite):
+        if not (hidden or torch._C._are_functorch_transforms_active() or finite.all()):
             self.report()
 
     @torch.no_grad()
     def _write(self, update: StateUpdate) -> None:
-        kept, first = self._buffers, None
+        rows = update.domain is not None
+        kept, first = self.kept(domain=update.domain) if rows else self._buffers, None
         if in_graph():  # it may run again, and knows only then
             first = torch.ops.normkit.first_time(self.nonfinite_batches.device)
         for name, value in update.values.items():
@@ -316,7 +329,8 @@ class BatchNormalizer(Synchronised, Normalizer):
         bad, batches = kept["nonfinite_batches"], kept["num_batches_tracked"]
         assert bad is not None and batches is not None
         counts = finite if update.counted is None else (finite & update.counted).squeeze()
-        bad.add_(~finite if first is None else first & ~finite)
+        wrong = (~finite).sum() if finite.dim() else ~finite  # one for each domain
+        bad.add_(wrong if first is None else first * wrong)
         batches.add_(counts if first is None else first & counts)
 
     def memory(self, count: int, state: LayerState, scratch: bool = False) -> Memory | None:
@@ -326,7 +340,8 @@ class BatchNormalizer(Synchronised, Normalizer):
         For a map that is made of the updated statistics, a forward that is repeated gets copies of
         the old ones: ``scratch``.
         """
-        kept = self._buffers  # not by attribute, which takes nn.Module long to find, every step
+        # not by attribute, which takes nn.Module long to find, every step
+        kept = self._buffers if state.domain is None else self.kept(domain=state.domain)
         if state.again:
             if not scratch:
                 return None
@@ -418,6 +433,7 @@ class BatchNormalizer(Synchronised, Normalizer):
             self.running_mean.zero_()
             getattr(self, self.second_buffer).fill_(self.second_start)
             self.num_batches_tracked.zero_()
+            self._seen = frozenset()
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
@@ -426,6 +442,8 @@ class BatchNormalizer(Synchronised, Normalizer):
             options["momentum"] = bn.momentum
         if bn.pools_samples and not bn.tracked:  # or eval mode would use statistics of nothing
             options["track_running_stats"] = False
+        if bn.each_domain and not cls.no_domains:
+            options["domains"] = len(bn.each_domain)
         return options
 
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
@@ -435,16 +453,19 @@ class BatchNormalizer(Synchronised, Normalizer):
 
     def start_from(self, bn: TrainedBN) -> dict[str, str]:
         taken = super().start_from(bn)
-        mean, second = self.statistics_from(bn)
-        for name, value in (
-            ("running_mean", mean),
-            (self.second_buffer, second),
-            ("num_batches_tracked", bn.batches),
-        ):
-            buffer = getattr(self, name)
-            if buffer is not None:
-                buffer.copy_(value)
-                taken[name] = STATISTICS
+        given = [(bn, self._buffers)]  # every domain starts with the same statistics
+        if bn.each_domain and len(bn.each_domain) == self.domains:
+            given = [
+                (bn.having(mean=mean, var=var, batches=batches), self.kept(domain=domain))
+                for domain, (mean, var, batches) in enumerate(bn.each_domain)
+            ]
+        names = ("running_mean", self.second_buffer, "num_batches_tracked")
+        for one, buffers in given:
+            for name, value in zip(names, (*self.statistics_from(one), one.batches), strict=True):
+                buffer = buffers[name]
+                if buffer is not None:
+                    buffer.copy_(value)
+                    taken[name] = STATISTICS
         return taken
 
     def channel_statistics(self) -> tuple[Tensor, Tensor] | None:
@@ -458,8 +479,10 @@ class BatchNormalizer(Synchronised, Normalizer):
         if statistics is None:
             return bn
         mean, var = (table.detach() for table in statistics)
-        assert self.num_batches_tracked is not None
-        return bn.having(mean=mean, var=var, batches=self.num_batches_tracked)
+        batches = self.batch_counter()
+        assert batches is not None
+        bn = bn.having(mean=mean, var=var, batches=batches)
+        return bn if self.domains is None else replace(bn, each_domain=self.statistics_of_domains())
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any

@@ -146,9 +146,9 @@ class BatchRenorm(BatchNormalizer):
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
         if batch:
             return super().standardizing(table, batch=True)
-        assert self.running_mean is not None and self.running_std is not None
-        scale = 1 / self.running_std[None]
-        return Coefficients(scale, -self.running_mean * scale)
+        mean, std = self.running_buffers().values()
+        scale = 1 / std[None]
+        return Coefficients(scale, -mean * scale)
 
     def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return buffers["running_mean"], buffers["running_std"].square() - self.eps

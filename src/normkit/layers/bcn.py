@@ -69,6 +69,7 @@ class BCN(BatchNormalizer):
         pools_samples=True,
     )
     beyond_batch_norm = ("group norm after it",)
+    shared_buffers = BatchNormalizer.shared_buffers | {"rate"}
     rate: Tensor
     pending_mean: Tensor
     pending_square: Tensor
@@ -147,8 +148,9 @@ class BCN(BatchNormalizer):
             if memory is None:
                 return None
             return Channel(self.eps, self.groups, *own, None, memory, self.rate)
-        assert self.running_mean is not None and self.running_var is not None
-        return Channel(self.eps, self.groups, *own, (self.running_mean, self.running_var))
+        mean, var = (self.kept()[name] for name in ("running_mean", "running_var"))
+        assert mean is not None and var is not None
+        return Channel(self.eps, self.groups, *own, (mean, var))
 
     # ---------------------------------------------------------------- micro batches
 
@@ -210,14 +212,17 @@ class BCN(BatchNormalizer):
             f"pending_{name}": state[f"pending_{name}"] + torch.where(counts, value, 0)
             for name, value in values.items()
         }
-        return StateUpdate(pending, finite, torch.zeros_like(finite))
+        return StateUpdate(pending, finite, torch.zeros_like(finite), state.domain)
 
     @torch.no_grad()
     def commit(self) -> None:
         """Let the batches collected since the last optimizer step enter the estimates."""
         if not (self.micro and self.update_every == "step"):
             return
-        state = self.state()
+        for state in self.states_of_domains():
+            self._commit(state)
+
+    def _commit(self, state: LayerState) -> None:
         count, some = state["pending_count"].clamp(min=1), state["pending_count"] > 0
         mean, var = (
             torch.where(some, state[f"pending_{name}"] / count, state[f"running_{kept}"])

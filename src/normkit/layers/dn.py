@@ -58,6 +58,7 @@ class DN(BatchNormalizer):
         links_samples=True,
     )
     withheld = frozenset({"virtual_batch"})
+    no_domains = "it links neighbouring samples, whatever their domain"
     beyond_batch_norm = ("links",)
     batch_gates: Tensor | None
     channel_gates: Tensor | None
@@ -158,7 +159,7 @@ class DN(BatchNormalizer):
         return MIXTURE
 
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
-        return self.linked(table, LayerState(batch, self._buffers))[0].standardizing(self.eps)
+        return self.linked(table, self.state_for(batch))[0].standardizing(self.eps)
 
 
 def _linked(

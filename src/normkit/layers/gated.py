@@ -41,8 +41,9 @@ class Gated(BatchNormalizer):
             return None
         given = None
         if not batch:
-            assert self.running_mean is not None and self.running_var is not None
-            given = self.running_mean, self.running_var
+            mean, var = (self.kept()[name] for name in ("running_mean", "running_var"))
+            assert mean is not None and var is not None
+            given = mean, var
         return Gate(
             self.eps,
             self.looks_at,

@@ -154,4 +154,4 @@ class GBGN(BatchNormalizer):
 
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
         given = table if self.uses_moments() or batch else None
-        return self.standardized_by(given, LayerState(batch, self._buffers))[0]
+        return self.standardized_by(given, self.state_for(batch))[0]

@@ -57,6 +57,7 @@ class InputNorm(BN):
         exact_from_bn=True,
         normalizes_input=True,
     )
+    shared_buffers = BN.shared_buffers | {"given_mean", "given_std"}
     given_mean: Tensor | None
     given_std: Tensor | None
 

@@ -6,6 +6,7 @@ A layer overrides its own; norms of other libraries have an adapter in inspectio
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -58,6 +59,14 @@ class Measured:
     def running_buffers(self) -> dict[str, Tensor]:
         """The buffers that hold running statistics, by name; none unless a layer says so."""
         return {}
+
+    def of_domain(self, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of values for its buffers, such as those of a checkpoint, those that are in use now."""
+        return dict(tables)
+
+    def batch_counter(self) -> Tensor | None:
+        """How many batches the running statistics are of; None if it does not count."""
+        return None
 
     def sample_statistics(self, moments: Moments, x: Tensor) -> Moments:
         """What running statistics are averages of, tables (N, K): for each sample, from the

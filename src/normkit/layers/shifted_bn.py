@@ -50,6 +50,7 @@ class ShiftedBN(BatchNormalizer):
         exact_from_bn=True,
     )
     shares_map = True
+    shared_buffers = BatchNormalizer.shared_buffers | {"target_mean", "target_std"}
     target_mean: Tensor
     target_std: Tensor
 

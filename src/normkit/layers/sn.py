@@ -121,7 +121,7 @@ class SN(BatchNormalizer):
         mean = mixture_of(mean_share, [part.mean for part in parts])
         var = mixture_of(var_share, [part.var for part in parts])
         if kept:
-            update = (update or StateUpdate({})).with_values(kept)
+            update = (update or StateUpdate({}, domain=state.domain)).with_values(kept)
         return Moments(mean, var, 1), update
 
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
@@ -135,8 +135,9 @@ class SN(BatchNormalizer):
             if memory is not None:
                 memory = memory._replace(correction=1.0)
         elif self.use_bn:
-            assert self.running_mean is not None and self.running_var is not None
-            given = self.running_mean, self.running_var
+            mean, var = (self.kept()[name] for name in ("running_mean", "running_var"))
+            assert mean is not None and var is not None
+            given = mean, var
         positions = x.numel() // (x.shape[0] * self.channels)
         unbias = positions / (positions - 1) if self.unbiased else 1.0
         mixture = self.mean_weight, self.var_weight
@@ -186,7 +187,7 @@ class SN(BatchNormalizer):
         return MIXTURE
 
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
-        return self.mixed(table, LayerState(batch, self._buffers))[0].standardizing(self.eps)
+        return self.mixed(table, self.state_for(batch))[0].standardizing(self.eps)
 
 
 def mixture_of(shares: Tensor, tables: list[Tensor]) -> Tensor:

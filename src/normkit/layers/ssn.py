@@ -49,6 +49,7 @@ class SSN(SN):
         paper="Shao et al. 2019",
         pools_samples=True,
     )
+    no_domains = "its one mixture settles with the number of batches, whatever their domain"
     radius: Tensor
     mean_choice: Tensor
     var_choice: Tensor

@@ -214,7 +214,13 @@ class UBN(BatchNormalizer):
     @property
     def condensed(self) -> Tensor:
         """Whether batch statistics are in use: a boolean (1,) on the layer's device."""
-        return self.score > self.tau
+        return self._score > self.tau
+
+    @property
+    def _score(self) -> Tensor:
+        score = self.kept()["score"]
+        assert score is not None
+        return score
 
     # ---------------------------------------------------------------- stage 1: the statistics
 
@@ -269,11 +275,11 @@ class UBN(BatchNormalizer):
         score = self.new_score(state)
         scored = {"score": score} if "similarity" in state.observed else {}
         if not self.uses_batch(state) or self.single(moments, state):
-            return self.running(state), StateUpdate(scored)
+            return self.running(state), StateUpdate(scored, domain=state.domain)
         pooled = self.pooled(moments, state)
         condensed = score > self.tau if self.fct else None
         batch = self.each_sample(self.or_running(pooled, state), moments)
-        update = StateUpdate({})
+        update = StateUpdate({}, domain=state.domain)
         if state.training and self.track_running_stats:
             unbiased = pooled.unbiased(self.running_var_correction)
             mean, var, counted = self.over_runs(pooled, state, pooled.mean, unbiased)
@@ -336,7 +342,7 @@ class UBN(BatchNormalizer):
         if memory is None and self.tracks(state):
             return None
         # a kernel reads and writes at one address: the buffers, but for a forward that is repeated
-        kept = state.statistics if state.again else self._buffers
+        kept = state.statistics if state.again else self.kept(domain=state.domain)
         given = None
         if self.fct or not batch:
             mean, var = kept["running_mean"], kept["running_var"]
@@ -470,7 +476,7 @@ class UBN(BatchNormalizer):
     def standardizing(self, table: Moments, *, batch: bool) -> Coefficients | Refusal:
         calibrated, added = centered(table, self.center_weight)
         seen = table if self.reading["stats_from"] == "raw" else calibrated
-        statistics, _ = self.rectified_statistics(seen, LayerState(batch, self._buffers))
+        statistics, _ = self.rectified_statistics(seen, self.state_for(batch))
         return statistics.standardizing(self.eps).after_adding(added)
 
     def gates(self, table: Moments) -> Tensor | Refusal:
@@ -478,7 +484,7 @@ class UBN(BatchNormalizer):
         return Refusal("its gate is switched off") if gate is None else gate
 
     def threshold(self) -> tuple[Tensor, Tensor] | Refusal:
-        return (~self.condensed, self.score) if self.fct else Refusal("its threshold is off")
+        return (~self.condensed, self._score) if self.fct else Refusal("its threshold is off")
 
     def affine_at_start(self) -> bool:
         if self._convolves and self.affine_init == "torch":

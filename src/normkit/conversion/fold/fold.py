@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from normkit.core.trained import FixedMap
 from normkit.errors import NormkitError, NothingToDo
 from normkit.inspection import Site, survey, undisturbed
 from normkit.inspection.flow import Flow, record_flow
+from normkit.layers.domains import use_domain
 from normkit.layers.norm_act import NormAct
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -31,7 +32,7 @@ NARROW = (torch.float16, torch.bfloat16)
 IN_DOUBLE = 1e-8
 
 
-def fold(model: nn.Module, example: Any = None) -> nn.Module:
+def fold(model: nn.Module, example: Any = None, *, domain: int | None = None) -> nn.Module:
     """A copy of the model for inference, with its norms folded into the layers before them.
 
     Folded are norms in eval mode that are a fixed map: bn in all forms, sync, frozen and ghost,
@@ -47,6 +48,8 @@ def fold(model: nn.Module, example: Any = None) -> nn.Module:
     checked.
 
     The copy has fewer layers and no statistics: it is not for training. The model is unchanged.
+    Norms with statistics of several domains are folded with those of ``domain``, or of the one that
+    ``use_domain`` has chosen: a copy for each domain.
 
     >>> import torch, normkit as nk
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
@@ -56,7 +59,8 @@ def fold(model: nn.Module, example: Any = None) -> nn.Module:
       (1): Identity()
     )
     """
-    return plan_fold(model, example).apply()
+    with nullcontext() if domain is None else use_domain(model, domain):
+        return plan_fold(model, example).apply()
 
 
 def plan_fold(model: nn.Module, example: Any = None) -> FoldPlan:

@@ -240,6 +240,7 @@ def statistics_in(state: State, layer: NormEvidence) -> Moments | None:
     buffers = {name: value for name, value in values.items() if value is not None}
     if layer.kept is None or len(buffers) < 2:
         return None
+    buffers = layer.statistics.source.of_domain(buffers)
     mean, var = layer.statistics.source.decode_statistics(buffers)
     device = layer.kept.mean.device
     return Moments(mean[None].to(device), var[None].to(device), 1)
@@ -273,8 +274,11 @@ def _differ(one: State, other: State, name: str) -> bool:
 
 
 def _count(state: State, layer: NormEvidence) -> int | None:
-    counter = state_value(state, f"{layer.prefix}num_batches_tracked")
-    return None if counter is None else int(counter)
+    name = "num_batches_tracked"
+    counter = state_value(state, f"{layer.prefix}{name}")
+    if counter is None:
+        return None
+    return int(layer.statistics.source.of_domain({name: counter})[name])
 
 
 def state_value(state: State, key: str) -> Tensor | None:

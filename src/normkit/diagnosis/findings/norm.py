@@ -83,7 +83,7 @@ class NormEvidence:
     @cached_property
     def count(self) -> int | None:
         """How many batches it has counted."""
-        counter = self.buffer("num_batches_tracked")
+        counter = self.statistics.source.batch_counter()
         return None if counter is None else int(counter)
 
     @cached_property
