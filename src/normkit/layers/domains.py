@@ -271,7 +271,8 @@ class OfDomains(Normalizer):
                 self.domain = domain
                 statistics, batches = self.channel_statistics(), self.batch_counter()
                 assert statistics is not None and batches is not None
-                found.append((*(table.detach() for table in statistics), batches))
+                mean, var = statistics
+                found.append((mean.detach(), var.detach(), batches))
         finally:
             self.domain = before
         return tuple(found)
