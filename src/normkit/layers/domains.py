@@ -76,7 +76,6 @@ class OfDomains(Normalizer):
     domains: int | None
     domain: Domain = 0
     """The one that forwards are in, or one for each sample: set by ``use_domain``."""
-    sharing: Callable[[], Processes | None]
     _seen: frozenset[int] = frozenset()
 
     def start_domains(self, domains: Any) -> None:
@@ -167,6 +166,10 @@ class OfDomains(Normalizer):
     def state_for(self, training: bool) -> LayerState:
         """What a forward in a mode would start from, for those who only look."""
         return LayerState(training, self.kept(), domain=self.domain if self.domains else None)
+
+    def sharing(self) -> Processes | None:
+        """With which processes a forward shares its statistics."""
+        return None
 
     def state_of_domain(self, statistics: dict[str, Tensor | None]) -> LayerState:
         """What a forward starts from."""
