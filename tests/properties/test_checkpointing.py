@@ -238,3 +238,39 @@ def test_generated_code_that_is_checkpointed():
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     assert layer.num_batches_tracked == 2
     torch.testing.assert_close(layer.running_mean, twin.running_mean)
+
+
+def penalty(layer, x, *, checkpointed):
+    """A loss whose backward runs the layer on another batch, in a hook of a tensor."""
+    y = checkpoint(layer, x, use_reentrant=checkpointed) if checkpointed is not None else layer(x)
+    y.register_hook(lambda grad: layer(-2 * x.detach()).sum() * 0 + grad)
+    return y.square().sum()
+
+
+@pytest.mark.parametrize("checkpointed", [None, False, True])
+def test_a_forward_that_a_hook_starts_counts(checkpointed):
+    """Whatever ran inside a backward was taken for repeated, so the batches of penalties that hooks
+    compute never entered the statistics. What is repeated beside them still counts once."""
+    layer, x = nk.BN(8, momentum=0.5), inputs(dtype=torch.float32).requires_grad_()
+    twin = copy.deepcopy(layer)
+    penalty(layer, x, checkpointed=checkpointed).backward()
+    twin(x)
+    twin(-2 * x)
+    assert int(layer.num_batches_tracked) == 2
+    torch.testing.assert_close(layer.running_mean, twin.running_mean)
+
+
+def test_a_forward_that_a_hook_inside_of_a_checkpoint_starts_counts():
+    """The hook runs in a backward that the checkpoint's own backward starts."""
+    layer, x = nk.BN(8), inputs(dtype=torch.float32).requires_grad_()
+    other = nk.BN(8)
+
+    def inside(x):
+        y = layer(x)
+        if y.requires_grad:
+            y.register_hook(lambda grad: other(grad) * 0 + grad)
+        return y
+
+    checkpoint(inside, x, use_reentrant=True).square().sum().backward()
+    assert int(layer.num_batches_tracked) == 1
+    assert int(other.num_batches_tracked) == 1

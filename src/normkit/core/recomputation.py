@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch.autograd import graph
 from torch.autograd.function import BackwardCFunction
 from torch.fx import traceback
 from torch.utils import checkpoint
@@ -39,16 +40,18 @@ Kept = TypeVar("Kept")
 
 _hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _STATES = "_normkit_states"
+_BACKWARD = graph._engine_run_backward.__code__
 
 
 def is_recomputation() -> bool:
-    """Whether this forward runs inside a backward: activation checkpointing computes it again.
+    """Whether this forward repeats one: activation checkpointing computes it again in a backward.
 
-    Its statistics have entered the buffers the first time.
+    Its statistics have entered the buffers the first time. A forward that a hook starts inside a
+    backward is one of its own.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
         return False
-    return torch._C._current_graph_task_id() != -1
+    return any(repeats for _, repeats in _checkpoints())
 
 
 def in_graph() -> bool:
@@ -102,9 +105,12 @@ class _States:
 
 
 def _checkpoints() -> Iterator[tuple[object, bool]]:
-    """The checkpoints around this call, from inside out, and whether each repeats its forward."""
+    """The checkpoints around this call, from inside out, and whether each repeats its forward.
+
+    As far as the nearest backward: what started that is not around the call, but before it.
+    """
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    while frame is not None and frame.f_code is not _BACKWARD:
         code = frame.f_code
         if code.co_varnames[:1] == ("ctx",):
             ctx = frame.f_locals.get("ctx")
