@@ -13,6 +13,7 @@ if "torch" in sys.modules:
         Accumulation,
         Calibration,
         Profiles,
+        Staged,
         Statistics,
         accumulate,
         adapt,
@@ -20,6 +21,7 @@ if "torch" in sys.modules:
         batch_statistics,
         calibrate,
         measure,
+        stage,
     )
     from normkit.catalog import make, names
     from normkit.conversion import (
@@ -178,6 +180,8 @@ __all__ = [
     "Site",
     "SN",
     "SSN",
+    "stage",
+    "Staged",
     "standardize",
     "Statistics",
     "Step",

@@ -9,4 +9,6 @@ from normkit.calibration.calibrate import calibrate as calibrate
 from normkit.calibration.calibrate import measure as measure
 from normkit.calibration.profiles import Profiles as Profiles
 from normkit.calibration.result import Calibration as Calibration
+from normkit.calibration.staging import Staged as Staged
+from normkit.calibration.staging import stage as stage
 from normkit.calibration.statistics import Statistics as Statistics

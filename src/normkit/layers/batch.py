@@ -50,6 +50,7 @@ class BatchNormalizer(Synchronised, OfDomains):
     nonfinite_batches: Tensor
     arrivals: Tensor  # for kernels: see core/fusion.py
 
+    not_staged = frozenset({"nonfinite_batches", "arrivals"})  # a count to look at; for kernels
     plain_statistics = True
     shares_batch = True
     shares_map = False  # whether all samples of a batch get the same map

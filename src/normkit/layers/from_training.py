@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +14,8 @@ from normkit.errors import OptionError
 class FromTraining(nn.Module):
     """Sizes of batches, learning rates, steps of the optimizer, scales before training."""
 
+    not_staged: ClassVar[frozenset[str]] = frozenset()
+    """Buffers that stay what they are when a step and its statistics are undone."""
     weight: Tensor | None
     bias: Tensor | None
 
