@@ -332,3 +332,16 @@ def test_pictures_that_runs_have_left_stand_on_the_page() -> None:
     assert images == ["data:image/png;base64,iVBORw0KGgo="]
     captions = [value for tag, name, value in reader.attributes if (tag, name) == ("img", "alt")]
     assert captions == [f"a test image {EVIL}"]
+
+
+def test_what_runs_have_found_stands_on_the_page_for_every_seed() -> None:
+    assert "What was found" not in page(MADE, FOUND, COMPARED)
+    runs = MADE.variants[0].runs(MADE.seeds)[:2]
+    left = {run.id: replace(FOUND[run.id], texts={"cells": f"a cell {EVIL}"}) for run in runs}
+    text = page(MADE, {**FOUND, **left}, COMPARED)
+    assert text.count("<h4>cells</h4>") == 2
+    for run in runs:
+        assert re.search(rf"<summary>[^<]*, seed {run.seed}</summary>", text)
+    reader = Reader()
+    reader.feed(text)
+    assert EVIL not in text

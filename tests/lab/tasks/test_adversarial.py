@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_gradients_of_parameters_are_left_alone_and_modes_come_back() -> None:
         ({"step": 0.3}, r"step is 0\.3, expected more than 0 and at most"),
         ({"steps": 0}, "steps is 0, expected 1 or more"),
         ({"attack_mode": "evaluate"}, "attack_mode is 'evaluate'.*eval"),
-        ({"judge": "autoattack"}, "judge is 'autoattack'"),
+        ({"judge": "auto"}, "judge is 'auto'.*autoattack"),
     ],
 )
 def test_an_attack_that_is_none_is_refused(options: dict[str, object], message: str) -> None:
@@ -143,3 +144,53 @@ def test_foolbox_attacks_as_far(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("foolbox")
     darker = task.judged(Brightness(), images, labels)
     assert torch.allclose(darker, (images - 0.2).clamp(min=-1), atol=1e-5)
+
+
+class Linear(nn.Module):
+    """Of ten classes; what is attacked, and how far, can be told from its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.fc(images.flatten(1))
+        return logits
+
+
+def test_autoattack_finds_what_there_is_and_leaves_the_network_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = attached(epsilon=0.02, step=0.02)
+    task.judge = "autoattack"
+    with monkeypatch.context() as patch:  # told before anything trains
+        patch.setitem(sys.modules, "pyautoattack", None)
+        with pytest.raises(MissingExtra, match=r"normkit\[autoattack\]"):
+            task.check_judge(10)
+    library = pytest.importorskip("pyautoattack")
+    chosen = library.AutoAttack._set_version
+
+    def quick(self: Any, version: str) -> None:
+        chosen(self, version)
+        for each in (self.apgd, self.apgd_targeted, self.fab):
+            each.n_iter = 10
+        self.square.n_queries = 20
+
+    monkeypatch.setattr(library.AutoAttack, "_set_version", quick)
+    with pytest.raises(OptionError, match="the likeliest 4 classes, and there are 3"):
+        task.check_judge(3)
+    torch.manual_seed(0)  # with which two of six images withstand
+    model = Linear()
+    images = 0.5 * torch.rand(6, 1, 8, 8)
+    labels = model(images).argmax(1)
+    attacked = task.judged(model, images, labels)
+    right = model(attacked).argmax(1) == labels
+    # pixels may move by 0.04 here, and those of an image of 0 to 0.5 never meet black or white:
+    # by so much can another class come closer, whatever an attack does
+    gaps = model(images)[torch.arange(6), labels, None] - model(images)
+    moves = 0.04 * (model.fc.weight[labels, None] - model.fc.weight).abs().sum(2)
+    withstands = (gaps > moves).scatter(1, labels[:, None], True).all(1)
+    assert 0 < int(withstands.sum()) < 6
+    assert torch.equal(right, withstands)
+    assert float((attacked - images).abs().max()) <= 0.04 + 1e-6
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())

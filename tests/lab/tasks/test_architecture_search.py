@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from normkit.lab.tasks import load_sets, make_task
 from normkit.lab.tasks.architecture_search import ArchitectureSearch
 from normkit.lab.train import Training
 from normkit.lab.train.batches import EpochPlan
+from normkit.lab.train.cuda_graph import WARM_UP, Action
 from normkit.lab.train.step import Trainer
 
 TWO = ["max_pool_3x3", "skip_connect"]  # quick ones
@@ -70,6 +72,60 @@ def test_a_search_that_is_interrupted_anywhere_ends_with_the_same_cells(order: i
     last = expected.epochs[-1]
     assert last.validation_accuracy is not None
     assert 0 < last.metrics["test_undecided"] < 1
+
+
+def test_a_recorded_step_takes_back_its_warm_up() -> None:
+    """Whatever a step of a search changes is in the list of what it changes: see ``Recorded``."""
+    searched = dataclasses.replace(setting(), train=Train(epochs=1, batch=8, drop_last=True))
+    run, sets = Run(searched, 1), load_sets(searched)
+
+    def called(action: Action) -> Action:
+        for _ in range(WARM_UP):
+            action()
+        return action
+
+    plain, recorded = Training(run, sets), Training(run, sets, capture=called)
+    assert dropped_times(finished(recorded)) == dropped_times(finished(plain))
+    assert recorded.trainer.is_recorded
+
+
+def test_a_found_cell_is_trained_and_goes_on_with_the_same_drop_path() -> None:
+    found = {"normal": [["skip_connect", 0], ["max_pool_3x3", 1]]}
+    found["reduce"] = found["normal"]
+    options = {"genotype": found, "cells": 3, "channels": 2, "auxiliary": True, "drop_path": 0.9}
+    trained = dataclasses.replace(
+        setting(), model=Model("native:darts", options=options), task=TaskSpec()
+    )
+    run, sets = Run(trained, 1), load_sets(trained)
+    whole = Training(run, sets)
+    while whole.progress().epochs < 1.5:
+        whole.step()
+    assert float(whole.trainer.model.drop_rate) == pytest.approx(0.45)  # type: ignore[arg-type]
+    state = whole.state_dict()
+    again = Training(run, sets)
+    again.load_state_dict({**state, "machine": copied(state["machine"])})
+    assert dropped_times(finished(again)) == dropped_times(finished(whole))
+
+
+def test_an_auxiliary_head_counts_by_its_weight() -> None:
+    class Two(nn.Module):
+        def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.zeros(len(images), 3), images.flatten(1)[:, :3]
+
+    images, labels = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+    losses = []
+    for weight in (0.0, 0.4):
+        chosen = dataclasses.replace(
+            setting(), task=TaskSpec("classification", {"auxiliary": weight})
+        )
+        task = make_task(chosen)
+        task.attach(
+            chosen, load_sets(chosen), ImageFormat(torch.device("cpu"), "float32", False), 1
+        )
+        losses.append(task.loss(Two(), (images, labels))["loss"])  # type: ignore[index, call-overload]
+    expected = nn.functional.cross_entropy(images.flatten(1)[:, :3], labels)
+    assert losses[0] == pytest.approx(math.log(3))
+    assert losses[1] - losses[0] == pytest.approx(0.4 * float(expected), rel=1e-5)
 
 
 def copied(value: Any) -> Any:

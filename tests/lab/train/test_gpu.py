@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lab.train.stand_ins import numbers, until_epoch_ends
 from normkit.core.precision import deterministic_cudnn
 from normkit.lab.data import load
 from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train
+from normkit.lab.experiment.records import TaskSpec
 from normkit.lab.results import DONE, Result
 from normkit.lab.train import Training, train, train_together
 from normkit.lab.train.cuda_graph import waiting_is_an_error
@@ -199,6 +201,21 @@ def test_every_normalizer_trains(name: str) -> None:
     assert replayed.status == called.status == DONE
     # which of them cannot be recorded is said, never hidden
     assert replayed.environment["recorded"].startswith(("yes", "no: a step waits"))
+    assert replayed.epochs[-1].train_loss == pytest.approx(
+        called.epochs[-1].train_loss, rel=NEAR["float32"]
+    )
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_search_of_two_levels_is_recorded(order: int) -> None:
+    usual = setting(model="native:darts_search", drop_last=True)
+    model = replace(usual.model, options={"cells": 3, "channels": 4, "nodes": 2})
+    task = TaskSpec("architecture-search", {"order": order})
+    data = replace(DATA, validation=0.5)
+    searched = Setting(data, model, (ModelStep("norm", "gn"),), usual.train, task=task)
+    run = Run(searched, 1)
+    replayed, called = finished(run).result(), finished(run, capture=None).result()
+    assert replayed.environment["recorded"] == "yes"
     assert replayed.epochs[-1].train_loss == pytest.approx(
         called.epochs[-1].train_loss, rel=NEAR["float32"]
     )

@@ -128,13 +128,13 @@ class SearchCell(nn.Module):
     def forward(self, before: Tensor, last: Tensor, shares: Tensor) -> Tensor:
         states = [self.fit_before(before), self.fit_last(last)]
         # all numbers at once: each index of its own would have a backward of the whole table
-        weights = iter(shares[:, self.columns].flatten().unbind())
-        edges = iter(self.edges)
+        numbers = shares.flatten().unbind()
+        rows = iter(range(len(self.edges)))
         for _ in range(self.nodes):
             parts = [
-                next(weights) * chosen(state)
-                for state, edge in zip(states, edges, strict=False)
-                for chosen in edge  # type: ignore[attr-defined]
+                numbers[shares.shape[1] * row + column] * chosen(state)
+                for state, row in zip(states, rows, strict=False)
+                for column, chosen in zip(self.columns, self.edges[row], strict=True)  # type: ignore[call-overload]
             ]
             states.append(sum(parts[1:], parts[0]))
         return torch.cat(states[INPUTS:], dim=1)

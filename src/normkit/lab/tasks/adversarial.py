@@ -30,8 +30,14 @@ from normkit.lab.tasks.classification import (
 from normkit.lab.tasks.drawing import beside, pixels
 
 MODES = ("eval", "train")
-JUDGES = ("pgd", "foolbox")
+# what attacks the test, and the library that does it: its name, and the extra that brings it
+JUDGES: Mapping[str, tuple[str, str] | None] = {
+    "pgd": None,
+    "foolbox": ("foolbox", "tasks"),
+    "autoattack": ("pyautoattack", "autoattack"),
+}
 PICTURES = 3
+FEWEST = 4  # classes that AutoAttack's loss compares
 VISIBLE = 10  # times a perturbation is drawn stronger than it is
 
 
@@ -41,7 +47,9 @@ class Adversarial(Classification):
     ``steps`` of size ``step`` away from the truth, from a random start within ``epsilon``, make a
     training batch; the test is attacked with ``judge_steps``. ``attack_mode`` is the mode of the
     network while it is attacked in training: in "train" the running statistics see every step of
-    the attack as well. ``judge`` "foolbox" lets that library attack the test instead.
+    the attack as well. ``judge`` "foolbox" lets that library attack the test instead, in the same
+    way; "autoattack" is the ensemble of Croce & Hein 2020 in its standard form, without steps to
+    choose: an image counts as right only if four attacks have failed.
     """
 
     metrics: Mapping[str, TaskMetric] = {"robust_accuracy": TaskMetric(), **METRICS}
@@ -66,7 +74,8 @@ class Adversarial(Classification):
         for name, value in (("steps", steps), ("judge_steps", judge_steps)):
             if not isinstance(value, int) or value < 1:
                 raise OptionError(f"{name} is {value!r}, expected 1 or more.")
-        for name, word, words in (("attack_mode", attack_mode, MODES), ("judge", judge, JUDGES)):
+        choices = (("attack_mode", attack_mode, MODES), ("judge", judge, tuple(JUDGES)))
+        for name, word, words in choices:
             if word not in words:
                 raise OptionError(f"{name} is {word!r}. {nearest(str(word), words)}")
         self.epsilon, self.step_size, self.steps = epsilon, step, steps
@@ -81,11 +90,26 @@ class Adversarial(Classification):
                 "scale and shift of its loaders. Try a set of the lab."
             )
         self.attack = Attack(self, sets.train)
+        self.check_judge(sets.classes)
+
+    def check_judge(self, classes: int) -> None:
+        """What the attack on the test needs, asked for before anything trains."""
+        self.judging_library()
+        if self.judge == "autoattack" and classes < FEWEST:
+            raise OptionError(
+                f"AutoAttack compares the likeliest {FEWEST} classes, and there are {classes}. Try "
+                'judge = "pgd" with many judge_steps.'
+            )
+
+    def judging_library(self) -> Any:
+        library = JUDGES[self.judge]
+        return None if library is None else require(*library, f'judge = "{self.judge}"')
 
     def try_model(
         self, model: nn.Module, samples: int, classes: int, shape: tuple[int, ...]
     ) -> None:
         super().try_model(model, samples, classes, shape)
+        self.check_judge(classes)
         labels = torch.zeros(samples, dtype=torch.long)
         with torch.enable_grad():
             images = self.example(shape, samples).requires_grad_()
@@ -106,6 +130,8 @@ class Adversarial(Classification):
         """Test images after the attack that they are judged by."""
         if self.judge == "foolbox":
             return self.attack.by_foolbox(model, images, labels, self.judge_steps)
+        if self.judge == "autoattack":
+            return self.attack.by_autoattack(model, images, labels)
         return self.attack(model, images, labels, self.judge_steps)
 
     def pictures(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
@@ -153,14 +179,9 @@ class Attack:
 
     def by_foolbox(self, model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> Tensor:
         """The same attack by foolbox, of pixels from 0 to 1."""
-        foolbox = require("foolbox", "tasks", 'judge = "foolbox"')
-
-        class Pixels(nn.Module):
-            def forward(_, values: Tensor) -> Tensor:
-                logits: Tensor = model(values * self.range + self.black)
-                return logits
-
-        wrapped = foolbox.PyTorchModel(Pixels().eval(), bounds=(0, 1), device=images.device)
+        foolbox = self.task.judging_library()
+        pixels = PixelNetwork(self, model).eval()
+        wrapped = foolbox.PyTorchModel(pixels, bounds=(0, 1), device=images.device)
         relative = self.task.step_size / self.task.epsilon
         attack = foolbox.attacks.LinfPGD(rel_stepsize=relative, steps=steps)
         plain = ((images - self.black) / self.range).clamp(0, 1)
@@ -168,6 +189,37 @@ class Attack:
             _, found, _ = attack(wrapped, plain, labels, epsilons=self.task.epsilon)
         attacked: Tensor = found.detach() * self.range + self.black
         return attacked
+
+    def by_autoattack(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """The worst of four attacks that have nothing to tune, of pixels from 0 to 1."""
+        library = self.task.judging_library()
+        attack = library.AutoAttack(
+            PixelNetwork(self, model).eval(),
+            eps=self.task.epsilon,
+            device=images.device,
+            seed=0,  # of torch's random numbers, which an evaluation has for itself
+        )
+        others = min(attack.fab.n_target_classes, self.task.sets.classes - 1)
+        attack.fab.n_target_classes = attack.apgd_targeted.n_target_classes = others
+        plain = ((images - self.black) / self.range).clamp(0, 1)
+        with parameters_at_rest(model):
+            found, _ = attack.run_standard_evaluation(plain, labels, batch_size=len(images))
+        attacked: Tensor = found.detach() * self.range + self.black
+        return attacked
+
+
+class PixelNetwork(nn.Module):
+    """A network as libraries want to attack it: of pixels from 0 to 1, in float32 or wider."""
+
+    def __init__(self, attack: Attack, model: nn.Module) -> None:
+        super().__init__()
+        self.parts = (attack, model)  # no submodule: modes and parameters are the task's
+
+    def forward(self, values: Tensor) -> Tensor:
+        attack, model = self.parts
+        with attack.task.format.autocast():
+            logits, *_ = outputs_of(model(values * attack.range + attack.black))
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class RobustScore(ClassificationScore):
@@ -200,6 +252,19 @@ def image_gradient(loss: Tensor, images: Tensor) -> Tensor:
             "detach() or no_grad()."
         ) from error
     return gradient
+
+
+@contextmanager
+def parameters_at_rest(model: nn.Module) -> Iterator[None]:
+    """A library may call backward(): no gradient of a parameter is added to."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
 @contextmanager

@@ -44,7 +44,8 @@ class ArchitectureSearch(Classification):
     optimizer: torch.optim.Adam
     architecture: list[nn.Parameter]
     weights: list[Tensor]
-    buffers: list[Tensor]
+    buffers: list[list[Tensor]]  # those of a number type together
+    kept: list[list[Tensor]]
 
     def __init__(
         self,
@@ -158,7 +159,11 @@ class ArchitectureSearch(Classification):
         model: Any = trainer.model
         self.architecture = list(model.architecture_parameters())
         self.weights = list(trainer.parameters)
-        self.buffers = list(model.buffers())
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in model.buffers():
+            by_type.setdefault(buffer.dtype, []).append(buffer)
+        self.buffers = list(by_type.values())
+        self.kept = [[torch.empty_like(each) for each in group] for group in self.buffers]
         self.optimizer = torch.optim.Adam(
             self.architecture,
             lr=self.lr,
@@ -243,13 +248,13 @@ class ArchitectureSearch(Classification):
     @contextmanager
     def statistics_kept(self) -> Iterator[None]:
         """Norms keep the statistics of training batches, with the weights that they belong to."""
-        before = [buffer.clone() for buffer in self.buffers]
+        for kept, group in zip(self.kept, self.buffers, strict=True):
+            torch._foreach_copy_(kept, group)  # one kernel for many
         try:
             yield
         finally:
-            with torch.no_grad():
-                for buffer, value in zip(self.buffers, before, strict=True):
-                    buffer.copy_(value)
+            for kept, group in zip(self.kept, self.buffers, strict=True):
+                torch._foreach_copy_(group, kept)
 
     def tensors(self) -> Iterator[Tensor]:
         for each in self.architecture:
