@@ -7,10 +7,10 @@ READY := $(VENV)/.installed
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest lint bench zoo diseases evidence clean
+.PHONY: help demo test test-integrations test-oldest lint bench zoo diseases evidence clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## compare five normalizers on small images, with a report (under four minutes)
 	$(BIN)/normkit demo
@@ -20,6 +20,9 @@ test: $(READY) ## all tests
 
 test-oldest: $(OLDEST)/.installed ## layers, engine and their properties with the oldest torch that is supported
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal tests/engine tests/layers tests/properties
+
+test-integrations: $(VENV)/.integrations ## layers in ONNX files, and training by Lightning, Transformers, Accelerate and timm
+	NORMKIT_INTEGRATIONS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m integration tests/integrations
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
@@ -47,6 +50,10 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "normkit needs Python 3.11 or newer; try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,test,dev]'
+	@touch $@
+
+$(VENV)/.integrations: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[integrations]'
 	@touch $@
 
 # what pyproject.toml allows at least; NumPy as old as the interpreter of that torch's Triton needs it

@@ -61,11 +61,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
+    missing = {}
+    if not torch.cuda.is_available():
+        missing["gpu"] = "needs a CUDA device, and there is none"
+    if not os.environ.get("NORMKIT_INTEGRATIONS"):
+        missing["integration"] = "make test-integrations runs it"
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and there is none"))
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish() -> None:

@@ -35,8 +35,8 @@ def _cut(channels: int, positions: int, groups: int, device: torch.device) -> Cu
     sizes = [b - a for a, b in zip(starts, [*starts[1:], total], strict=True)]
     # on the CPU, whatever the default device is
     count, first = (torch.tensor(values, device="cpu") for values in (sizes, starts))
-    numbers = torch.arange(len(starts), device="cpu")
-    piece = torch.repeat_interleave(numbers, count, output_size=total)
+    # a running count of first values: ONNX has no repeat_interleave that knows its length
+    piece = torch.zeros(total, dtype=torch.int64, device="cpu").scatter(0, first, 1).cumsum(0) - 1
     parts = (piece.reshape(channels, positions), count, first // positions, first * groups // total)
     return Cut(*(part.to(device) for part in parts))
 

@@ -226,6 +226,11 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
     def pools_samples(self) -> bool:
         return self.card.pools_samples
 
+    def not_in_onnx(self, any_size: bool) -> str:
+        """Why an ONNX file cannot compute what the layer does in eval mode, for every image size
+        if ``any_size``, and what to try; empty if it can."""
+        return ""
+
     # ---------------------------------------------------------------- what a user calls
 
     def forward(

@@ -243,6 +243,11 @@ class BGN(BatchNormalizer):
             return "its groups cut channels, so the map depends on the position"
         return super().varies()
 
+    def not_in_onnx(self, any_size: bool) -> str:
+        if any_size and self.channels % self.groups:
+            return "its groups cut channels, differently for each image size: try any_size=False"
+        return super().not_in_onnx(any_size)
+
     def statistics_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
         channels = Moments(bn.mean[None], bn.var[None], 1)
         if self.channels % self.groups == 0:

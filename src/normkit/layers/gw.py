@@ -100,6 +100,10 @@ class GW(Normalizer):
         name = "expression" if compiled or looked_into() else "torch"
         return Path(name, "there is no kernel for whitening")
 
+    def not_in_onnx(self, any_size: bool) -> str:
+        exact = self.method == "eigh"
+        return "ONNX has no eigenvalues: try method='newton'" if exact else ""
+
     # ---------------------------------------------------------------- for diagnosis
 
     def channel_groups(self, moments: Moments) -> tuple[Moments, int] | Refusal:

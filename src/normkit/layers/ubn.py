@@ -222,6 +222,10 @@ class UBN(BatchNormalizer):
         assert score is not None
         return score
 
+    def not_in_onnx(self, any_size: bool) -> str:
+        moving = self.fct and self.reading["update_in_eval"]
+        return "its score moves in eval mode, too: try update_in_eval=False" if moving else ""
+
     # ---------------------------------------------------------------- stage 1: the statistics
 
     def observe(self, x: Tensor, moments: Moments | None, state: LayerState) -> LayerState:

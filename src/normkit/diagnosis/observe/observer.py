@@ -124,6 +124,11 @@ class Observer:
     # ---------------------------------------------------------------- what was seen
 
     @property
+    def running(self) -> bool:
+        """Whether it is inside of its ``with`` block."""
+        return bool(self._hooks)
+
+    @property
     def records(self) -> list[Observed]:
         """All records so far, in the order of steps."""
         self._settle()
