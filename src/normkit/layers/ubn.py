@@ -251,8 +251,7 @@ class UBN(BatchNormalizer):
         return state.seeing(similarity=new, score=old)
 
     def observed_samples(self) -> int | None:
-        limit: int | None = self.reading["max_samples"]
-        return limit
+        return self.reading["max_samples"]
 
     def scored(self, x: Tensor) -> int:
         """How many samples the score looks at."""
@@ -491,9 +490,8 @@ class UBN(BatchNormalizer):
         return (~self.condensed, self._score) if self.fct else Refusal("its threshold is off")
 
     def affine_at_start(self) -> bool:
-        if self._convolves and self.affine_init == "torch":
-            return is_drawn(self.weight, self.bias)
-        return super().affine_at_start()
+        drawn = self._convolves and self.affine_init == "torch"
+        return is_drawn(self.weight, self.bias) if drawn else super().affine_at_start()
 
 
 def resolve(preset: str, asked: dict[str, Any]) -> dict[str, Any]:
