@@ -11,6 +11,7 @@ import typing
 if "torch" in sys.modules:
     from normkit.calibration import (
         Accumulation,
+        AveragingComparison,
         Calibration,
         Profiles,
         Staged,
@@ -18,8 +19,10 @@ if "torch" in sys.modules:
         accumulate,
         adapt,
         apply_statistics,
+        averaged_statistics,
         batch_statistics,
         calibrate,
+        compare_averaging,
         measure,
         stage,
     )
@@ -111,6 +114,8 @@ __all__ = [
     "adapt",
     "apply_statistics",
     "attribute_gap",
+    "averaged_statistics",
+    "AveragingComparison",
     "batch_statistics",
     "BatchRenorm",
     "BCN",
@@ -124,6 +129,7 @@ __all__ = [
     "Certificate",
     "certificates",
     "collect",
+    "compare_averaging",
     "convert",
     "CWN",
     "diagnose",

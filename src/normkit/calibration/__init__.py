@@ -4,6 +4,9 @@ from normkit.calibration.accumulation import Accumulation as Accumulation
 from normkit.calibration.accumulation import accumulate as accumulate
 from normkit.calibration.adapt import adapt as adapt
 from normkit.calibration.apply import apply_statistics as apply_statistics
+from normkit.calibration.averaging import AveragingComparison as AveragingComparison
+from normkit.calibration.averaging import averaged_statistics as averaged_statistics
+from normkit.calibration.averaging import compare_averaging as compare_averaging
 from normkit.calibration.batch_statistics import batch_statistics as batch_statistics
 from normkit.calibration.calibrate import calibrate as calibrate
 from normkit.calibration.calibrate import measure as measure

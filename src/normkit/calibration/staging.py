@@ -79,7 +79,7 @@ class Staged:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, scaler: Any = None) -> None:
         self.model, self.optimizer = model, optimizer
-        self.norms = [m for m in model.modules() if _keeps(m)]
+        self.norms = [m for m in model.modules() if keeps_statistics(m)]
         if not self.norms:
             raise NothingToDo("stage found no norm with running statistics in this model.")
         self.skipped = 0
@@ -224,7 +224,7 @@ class _Hook:
         return _Hook, (None, self.name)
 
 
-def _keeps(module: nn.Module) -> bool:
+def keeps_statistics(module: nn.Module) -> bool:
     """Whether a module is a norm with statistics that forwards change."""
     if isinstance(module, Normalizer):
         return not module.is_fixed and any(b is not None for b in module._buffers.values())
