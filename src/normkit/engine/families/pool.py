@@ -26,6 +26,7 @@ from normkit.engine.families.family import ChannelLayout, FamilyTables
 from normkit.engine.triton import passes, stages
 from normkit.engine.triton.launch import Launch
 
+TILE = 4096  # entries of the parts that a program holds: 32 registers of each thread
 NO_RAMPS = (1.0, 0.0, 1.0, 0.0, 0.0, 1.0)
 
 
@@ -62,7 +63,8 @@ def _map(samples: int, sizes: Any, eps: float, memory: Any, ramps: Any, flags: A
     members = splits * rows // samples
     blocks, tile = _tile(members, channels, groups, samples)
     numbers = *sizes, members, eps, *memory, *ramps
-    return Launch(pool_map_kernel, (blocks, samples), numbers, (*flags, *tile))
+    whole = tile[1] >= members
+    return Launch(pool_map_kernel, (blocks, samples), numbers, (*flags, whole, *tile))
 
 
 def gradients(
@@ -104,14 +106,16 @@ def _gradient(samples: int, sizes: Any, eps: float, flags: Any) -> Launch:
 def _tile(members: int, channels: int, groups: int, samples: int) -> tuple[int, tuple[int, ...]]:
     """How many programs for all groups, and D, DEPTH, GROUPS, WIDE.
 
-    A pool of the whole batch is deep: 8 columns each, so that many programs share the work. Those
-    of samples are shallow, and there are as many programs as samples anyway.
+    A pool of the whole batch is deep: 4 or 8 columns each, so that many programs share the work, and
+    if possible all of it at once. Those of samples are shallow, and there are as many programs as
+    samples anyway.
     """
     deep = channels // groups
     wide = passes.power_of_two(deep)
-    columns = 8 if samples == 1 else max(8, 1024 // passes.power_of_two(members))
+    members = passes.power_of_two(members)
+    columns = (8 if members <= 512 else 4) if samples == 1 else max(8, 1024 // members)
     many = max(1, min(columns // wide, passes.power_of_two(groups)))
-    depth = max(1, min(2048 // (many * wide), passes.power_of_two(members), 256))
+    depth = max(1, min(TILE // (many * wide), members))
     return -(-groups // many), (deep, depth, many, wide)
 
 
@@ -131,7 +135,7 @@ def pool_map_kernel(
     arrivals, toward_mean, toward_std, counter,
     rows, C, groups, positions, splits, span, members, eps, momentum, correction,
     r_max, r_start, r_end, d_max, d_start, d_end,
-    AFFINE: tl.constexpr, REMEMBER: tl.constexpr, RENORM: tl.constexpr,
+    AFFINE: tl.constexpr, REMEMBER: tl.constexpr, RENORM: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """``members`` rows of the parts go into each pool. With RENORM the second statistic is
@@ -142,26 +146,37 @@ def pool_map_kernel(
     values = rows // samples * 1.0 * positions * D
     # sums of differences from one of the means round less than those of means
     near = tl.load(parts + sample.to(tl.int64) * C + channel // D * D, mask=inside, other=0.0)
-    total = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
-    for start in range(0, members, DEPTH):
-        member = start + tl.arange(0, DEPTH)
+    member = tl.arange(0, DEPTH)
+    if WHOLE:  # all parts stay in registers: what this kernel takes is time to wait for memory
         row = member * samples + sample
         mask = (member < members)[:, None] & inside[None, :]
         count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
         at = row.to(tl.int64)[:, None] * C + channel[None, :]
-        apart = tl.load(parts + at, mask=mask, other=0.0) - near[None, :]
-        total += tl.where(mask, count * apart, 0.0)
-    mean = near + stages.group_total(tl.sum(total, 0), GROUPS, WIDE) / values
-    total = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
-    for start in range(0, members, DEPTH):
-        member = start + tl.arange(0, DEPTH)
-        row = member * samples + sample
-        mask = (member < members)[:, None] & inside[None, :]
-        count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
-        at = row.to(tl.int64)[:, None] * C + channel[None, :]
-        apart = tl.load(parts + at, mask=mask, other=0.0) - mean[None, :]
-        square = tl.load(squares + at, mask=mask, other=0.0)
-        total += tl.where(mask, square + count * apart * apart, 0.0)
+        means = tl.load(parts + at, mask=mask, other=0.0)
+        inner = tl.load(squares + at, mask=mask, other=0.0)
+        total = tl.where(mask, count * (means - near[None, :]), 0.0)
+        mean = near + stages.group_total(tl.sum(total, 0), GROUPS, WIDE) / values
+        apart = means - mean[None, :]
+        total = tl.where(mask, inner + count * apart * apart, 0.0)
+    else:
+        total = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
+        for start in range(0, members, DEPTH):
+            row = (start + member) * samples + sample
+            mask = (start + member < members)[:, None] & inside[None, :]
+            count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
+            at = row.to(tl.int64)[:, None] * C + channel[None, :]
+            apart = tl.load(parts + at, mask=mask, other=0.0) - near[None, :]
+            total += tl.where(mask, count * apart, 0.0)
+        mean = near + stages.group_total(tl.sum(total, 0), GROUPS, WIDE) / values
+        total = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
+        for start in range(0, members, DEPTH):
+            row = (start + member) * samples + sample
+            mask = (start + member < members)[:, None] & inside[None, :]
+            count = tl.minimum(positions - row // rows * span, span).to(tl.float32)[:, None]
+            at = row.to(tl.int64)[:, None] * C + channel[None, :]
+            apart = tl.load(parts + at, mask=mask, other=0.0) - mean[None, :]
+            square = tl.load(squares + at, mask=mask, other=0.0)
+            total += tl.where(mask, square + count * apart * apart, 0.0)
     var = stages.group_total(tl.sum(total, 0), GROUPS, WIDE) / values
     a = 1.0 / tl.sqrt(var + eps)
     b = mean * 0.0
