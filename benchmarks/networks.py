@@ -157,7 +157,7 @@ def markdown(results: dict[str, Any]) -> str:
     for name, rows in results["networks"].items():
         case = CASES[name]
         for number, row in enumerate(rows):
-            memory = ("", "") if row["gib"] is None else (f"{row['gib']:.2f}", f"{row['memory']:.2f}")
+            memory = ["" if row[key] is None else f"{row[key]:.2f}" for key in ("gib", "memory")]
             head = (f"{case.model}, {case.pixels} px", str(case.batch)) if not number else ("", "")
             rate = f"{row['images_per_second']:,.0f}"
             cells = *head, row["variant"], rate, f"{row['ratio']:.2f}", *memory

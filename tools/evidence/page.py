@@ -21,8 +21,10 @@ MEASURES = {
     "stat_diff": "StatDiff, mean over layers and epochs",
     "esm_std": "ESM of the deviations, mean over batch norms",
     "disturbance": "accuracy lost with errors up to 0.5, points",
+    "corruption": "accuracy lost on damaged images, points",
+    "corruption_adapted": "accuracy lost on damaged images after adaptation, points",
 }
-POINTS = ("disturbance",)  # measures that are shares
+POINTS = ("disturbance", "corruption", "corruption_adapted")  # measures that are shares
 TEXT = """\
 Each claim is an experiment of [experiments/claims](../experiments/claims): small networks and few
 epochs, so a claim that does not hold here may hold at the papers' scale, and the other way round.
@@ -169,7 +171,7 @@ def _section(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iter
     first = claim.text[0]
     yield f"**{first.upper() if first.isascii() else first}{claim.text[1:]}.**"
     if not _ran(rows):
-        yield f"Not run{': ' + claim.why_not if claim.why_not else ''}."
+        yield "Not run."
         return
     if claim.measure:
         yield f"Compared is a measure: {MEASURES[claim.measure]}; less is better."

@@ -22,6 +22,7 @@ def parameters(model: nn.Module) -> int:
     ("name", "options", "millions"),
     [
         ("resnet20", {}, "0.27"),
+        ("resnet", {"depth": 164, "bottleneck": True}, "1.7"),  # He et al. 2016b, table 4
         ("resnet32", {}, "0.46"),
         ("resnet44", {}, "0.66"),
         ("resnet56", {}, "0.85"),

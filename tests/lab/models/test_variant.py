@@ -274,7 +274,7 @@ def test_micro_batch_layers_are_told_the_learning_rate() -> None:
     ("steps", "error", "says"),
     [
         ([ModelStep("norm", "ubm")], UnknownName, "Did you mean 'ubn'"),
-        ([ModelStep("norm", "gn", options={"groups": 5})], OptionError, "divisible"),
+        ([ModelStep("norm", "gn", options={"groups": 5})], OptionError, "does not divide"),
         ([ModelStep("norm", "gn", where="layer9")], NothingToDo, "fits none"),
         ([ModelStep("recipe", "scaled")], UnknownName, "Did you mean 'scaled_bn'"),
         ([ModelStep("recipe", "xbn")], OptionError, "no blocks"),

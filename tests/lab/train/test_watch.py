@@ -13,6 +13,7 @@ from normkit.lab.experiment import Watch
 from normkit.lab.experiment.variants import MEASURES as ALLOWED
 from normkit.lab.results import Epoch, Result
 from normkit.lab.train import Training
+from normkit.lab.train.corruption import CORRUPTIONS, corrupted
 from normkit.lab.train.watch import MEASURES
 
 
@@ -121,6 +122,28 @@ def test_disturbance_comes_last_and_harms() -> None:
     assert by_size[0] == pytest.approx(last(training).test_accuracy)
     assert len(by_size) == 6
     assert all(0 <= accuracy <= 1 for accuracy in by_size)
+
+
+def test_damaged_images_as_trained_and_adapted() -> None:
+    training = watched("corruption", epochs=3)
+    measures = last(training).measures
+    plain, adapted = measures["corruption"], measures["corruption_adapted"]
+    assert plain[0] == adapted[0] == pytest.approx(last(training).test_accuracy)
+    assert len(plain) == len(adapted) == 1 + len(CORRUPTIONS)
+    assert plain != adapted
+    batch_free = last(watched("corruption", model=network(nk.GN))).measures
+    assert batch_free["corruption"] == batch_free["corruption_adapted"]
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_a_damage_is_the_same_each_time_and_changes_images(name: str) -> None:
+    batches = [(torch.randn(3, 2, 8, 8), torch.arange(3)) for _ in range(2)]
+    first, again = list(corrupted(batches, name)), list(corrupted(batches, name))
+    for (images, labels), (x, y), (same, _) in zip(batches, first, again, strict=True):
+        assert torch.equal(x, same)
+        assert torch.equal(labels, y)
+        assert x.shape == images.shape
+        assert (x - images).abs().mean() > 0.01
 
 
 def test_what_has_no_running_statistics_cannot_be_disturbed() -> None:

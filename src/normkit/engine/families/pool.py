@@ -106,9 +106,9 @@ def _gradient(samples: int, sizes: Any, eps: float, flags: Any) -> Launch:
 def _tile(members: int, channels: int, groups: int, samples: int) -> tuple[int, tuple[int, ...]]:
     """How many programs for all groups, and D, DEPTH, GROUPS, WIDE.
 
-    A pool of the whole batch is deep: 4 or 8 columns each, so that many programs share the work, and
-    if possible all of it at once. Those of samples are shallow, and there are as many programs as
-    samples anyway.
+    A pool of the whole batch is deep: 4 or 8 columns each, so that many programs share the work,
+    and if possible all of it at once. Those of samples are shallow, and there are as many programs
+    as samples anyway.
     """
     deep = channels // groups
     wide = passes.power_of_two(deep)

@@ -23,8 +23,9 @@ class CifarResNet(nn.Module):
 
     He et al. 2016, section 4.2. ``shortcut`` "A" passes every second pixel on and fills new
     channels with zeros, without parameters, as there; "B" is a 1×1 convolution with a norm.
-    ``width`` is the number of channels of the first stage. ``zero_init_residual`` lets the last
-    norm of each block start at zero.
+    ``width`` is the number of channels of the first stage. With ``bottleneck`` blocks have three
+    convolutions and four times the channels outside: 9n + 2 layers (He et al. 2016b, section 4).
+    ``zero_init_residual`` lets the last norm of each block start at zero.
     """
 
     def __init__(
@@ -35,26 +36,31 @@ class CifarResNet(nn.Module):
         depth: int = 20,
         width: int = 16,
         shortcut: str = "A",
+        bottleneck: bool = False,
         zero_init_residual: bool = False,
     ) -> None:
         super().__init__()
-        if depth < 8 or (depth - 2) % 6:
-            near = 6 * max(1, round((depth - 2) / 6)) + 2
-            raise OptionError(f"expected depth = 6n + 2, such as {near}, got {depth}.")
+        layers = 9 if bottleneck else 6  # for one block more in each stage
+        if depth < layers + 2 or (depth - 2) % layers:
+            near = layers * max(1, round((depth - 2) / layers)) + 2
+            raise OptionError(f"expected depth = {layers}n + 2, such as {near}, got {depth}.")
         if shortcut not in SHORTCUTS:
             raise OptionError(f"shortcut={shortcut!r}. {nearest(str(shortcut), SHORTCUTS)}")
-        blocks = (depth - 2) // 6
+        blocks = (depth - 2) // layers
+        block, out = (BottleneckBlock, 4 * width) if bottleneck else (BasicBlock, width)
         self.conv1 = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = _stage(BasicBlock, width, width, blocks, 1, shortcut)
-        self.layer2 = _stage(BasicBlock, width, 2 * width, blocks, 2, shortcut)
-        self.layer3 = _stage(BasicBlock, 2 * width, 4 * width, blocks, 2, shortcut)
-        self.fc = nn.Linear(4 * width, classes)
+        self.layer1 = _stage(block, width, out, blocks, 1, shortcut)
+        self.layer2 = _stage(block, out, 2 * out, blocks, 2, shortcut)
+        self.layer3 = _stage(block, 2 * out, 4 * out, blocks, 2, shortcut)
+        self.fc = nn.Linear(4 * out, classes)
         _start_by_fan_out(self)
         if zero_init_residual:
             for module in self.modules():
-                if isinstance(module, BasicBlock):
+                if isinstance(module, BottleneckBlock):
+                    nn.init.zeros_(module.bn3.weight)
+                elif isinstance(module, BasicBlock):
                     nn.init.zeros_(module.bn2.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,19 +80,44 @@ class BasicBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut: nn.Module = nn.Identity()
-        if inputs != outputs and shortcut == "A":
-            self.shortcut = Subsample(outputs - inputs, stride)
-        elif inputs != outputs or stride > 1:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.shortcut = _shortcut(inputs, outputs, stride, shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         z: Tensor = self.relu(y + self.shortcut(x))
         return z
+
+
+class BottleneckBlock(nn.Module):
+    """1×1, 3×3 and 1×1 convolutions, a quarter of the channels inside, beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: str) -> None:
+        super().__init__()
+        inner = outputs // 4
+        self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.shortcut = _shortcut(inputs, outputs, stride, shortcut)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        z: Tensor = self.relu(y + self.shortcut(x))
+        return z
+
+
+def _shortcut(inputs: int, outputs: int, stride: int, kind: str) -> nn.Module:
+    if inputs != outputs and kind == "A":
+        return Subsample(outputs - inputs, stride)
+    if inputs == outputs and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
 
 class Subsample(nn.Module):

@@ -23,6 +23,7 @@ from normkit.lab.report.figures import (
 from normkit.lab.report.scores import Scoreboard, Scores, average, deviation
 from normkit.lab.report.words import Metric, cell_words
 from normkit.lab.results import Epoch, Result
+from normkit.lab.train.corruption import CORRUPTIONS
 from normkit.reporting.text import is_finite, listed
 
 EpochValue = Callable[[Epoch], float | None]
@@ -82,6 +83,15 @@ MEASURES = {
         "largest relative error",
         (0.0, *DELTAS),
     ),
+    **{
+        name: WatchedMeasure(
+            f"Accuracy on damaged images{how}",
+            "On the test images, then on damaged ones: " + ", ".join(CORRUPTIONS) + ".",
+            "kind of damage",
+            tuple(float(number) for number in range(1 + len(CORRUPTIONS))),
+        )
+        for name, how in (("corruption", ""), ("corruption_adapted", ", statistics adapted"))
+    },
     "gate_saturation": WatchedMeasure(
         "Saturated gates", "Share of gates below 0.05 or above 0.95."
     ),

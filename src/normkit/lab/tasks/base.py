@@ -219,7 +219,8 @@ class Task:
     def agreement(self, output: Any, target: Any) -> float:
         """A score of one batch, for the test with disturbed statistics."""
         raise OptionError(
-            f'{type(self).__name__} has no agreement(output, target), which "disturbance" needs.'
+            f'{type(self).__name__} has no agreement(output, target), which "disturbance" '
+            'and "corruption" need.'
         )
 
     def collapsed(self, epochs: Sequence[Epoch]) -> str | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normkit import collect, disturbance_test, observe, survey
+from normkit import adapt, collect, disturbance_test, observe, survey
 from normkit.diagnosis.disturbance import DELTAS, first_of_blocks
 from normkit.diagnosis.measures import condensation, ws_gradient_decomposition
 from normkit.errors import NothingToDo, OptionError, nearest
@@ -18,11 +18,14 @@ from normkit.inspection.run import watch_inputs
 from normkit.lab.experiment import Watch
 from normkit.lab.models.variant import normalizes_input
 from normkit.lab.tasks import Task
+from normkit.lab.train.corruption import CORRUPTIONS, corrupted
 from normkit.lab.train.step import Trainer
 from normkit.layers.weight import WeightNormalizer
 
 MEASURES = {
     "condensation": "mean cosine between the inputs of the first norm, of a fixed batch",
+    "corruption": "corruption and corruption_adapted: accuracy on the test images, then on damaged "
+    "ones by kind, after the last epoch; as trained, and with statistics adapted to each kind",
     "disturbance": "accuracy with running statistics off by up to 0, 0.1, … 0.5, after the last "
     "epoch: a list by size of the error",
     "esm": "esm_mean and esm_std of each norm on the test set, in eval mode",
@@ -74,6 +77,8 @@ class EpochMeasures:
                 values.update(ws_gradients(self.model, self.task, self._fixed_batch()))
         if "disturbance" in asked and epoch == self.epochs:
             values["disturbance"] = self._disturbance()
+        if "corruption" in asked and epoch == self.epochs:
+            values.update(self._corruption())
         return {name: value for name, value in values.items() if _is_measured(value)}
 
     def _esm(self) -> dict[str, list[float | None]]:
@@ -125,15 +130,36 @@ class EpochMeasures:
                 forward=self.task.forward,
             )
         except NothingToDo:
-            rows = []
-            with undisturbed(self.model):
-                for batch in self.task.evaluation_batches("test"):
-                    target = read_batch(batch, self.model).target
-                    output = self.task.forward(self.model, batch)
-                    rows.append((self.task.agreement(output, target), samples_in(batch)))
-            plain = sum(value * size for value, size in rows) / sum(size for _, size in rows)
-            return [plain] * (1 + len(DELTAS))
+            return [self._score(self.task.evaluation_batches("test"))] * (1 + len(DELTAS))
         return [seen.undisturbed, *(seen.means[delta] for delta in DELTAS)]
+
+    def _corruption(self) -> dict[str, list[float]]:
+        """The score on the test images and on damaged ones, as trained and adapted."""
+        test = list(self.task.evaluation_batches("test"))
+        plain = [self._score(test)]
+        adapted = [*plain]
+        for name in CORRUPTIONS:
+            damaged = list(corrupted(test, name))
+            plain.append(self._score(damaged))
+            with undisturbed(self.model):
+                try:
+                    # AdaBN: there is no lack of images, and the guard is for users' own
+                    adapt(self.model, damaged, prior=0, guard=False, forward=self.task.forward)
+                except NothingToDo:  # no running statistics
+                    adapted.append(plain[-1])
+                else:
+                    adapted.append(self._score(damaged))
+        return {"corruption": plain, "corruption_adapted": adapted}
+
+    def _score(self, batches: Iterable[Any]) -> float:
+        """What the task says of all outputs, over the samples."""
+        rows = []
+        with undisturbed(self.model):
+            for batch in batches:
+                target = read_batch(batch, self.model).target
+                output = self.task.forward(self.model, batch)
+                rows.append((self.task.agreement(output, target), samples_in(batch)))
+        return sum(value * size for value, size in rows) / sum(size for _, size in rows)
 
     def _fixed_batch(self) -> Any:
         if self._batch is None:
