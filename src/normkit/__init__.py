@@ -65,7 +65,7 @@ if "torch" in sys.modules:
         disturbed,
         observe,
     )
-    from normkit.distributed import sync
+    from normkit.distributed import RankReport, check_distributed, sync
     from normkit.engine.dispatch import use_backend
     from normkit.engine.replay.build import build_extension
     from normkit.errors import NonFiniteWarning, NormkitError
@@ -128,6 +128,7 @@ __all__ = [
     "Card",
     "Certificate",
     "certificates",
+    "check_distributed",
     "collect",
     "compare_averaging",
     "convert",
@@ -178,6 +179,7 @@ __all__ = [
     "pool_levels",
     "PooledLevels",
     "Profiles",
+    "RankReport",
     "RBN",
     "recipes",
     "RMS",

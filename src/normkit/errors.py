@@ -7,6 +7,7 @@
     ├── TransformError (RuntimeError)  statistics that a transform of torch.func cannot change
     ├── OptionError (ValueError)     an option that does not exist or cannot be
     ├── UnknownName (LookupError)    a name that is not in the catalog
+    ├── RankError (RuntimeError)     processes that train together and do not agree
     ├── NothingToDo (ValueError)     a call that would have changed nothing
     └── MissingExtra (ImportError)   an optional package that is not installed
 
@@ -48,6 +49,10 @@ class OptionError(NormkitError, ValueError):
 
 class UnknownName(NormkitError, LookupError):
     """A name is not in the catalog."""
+
+
+class RankError(NormkitError, RuntimeError):
+    """Processes that train one model together do not agree, or one of them did not come."""
 
 
 class NothingToDo(NormkitError, ValueError):

@@ -38,8 +38,8 @@ def run(rank: int, file: str) -> None:
             said[name] = traceback.format_exc()
             Path(f"{file}.{rank}").write_text(json.dumps(said))
             os._exit(1)  # the others would meet this rank at another place
+        Path(f"{file}.{rank}").write_text(json.dumps(said))
         distributed.barrier()
-    Path(f"{file}.{rank}").write_text(json.dumps(said))
     os._exit(0)
 
 

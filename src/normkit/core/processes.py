@@ -33,6 +33,11 @@ class Processes:
     def __init__(self, name: str, size: int, rank: int) -> None:
         self.name, self.size, self.rank = name, size, rank
 
+    @classmethod
+    def of(cls, group: Any) -> Processes:
+        """Those of a process group of torch.distributed, of which this process is a member."""
+        return cls(group.group_name, group.size(), group.rank())
+
     def __reduce__(self) -> Any:
         return Processes, ("", self.size, 0)
 

@@ -77,7 +77,7 @@ def _processes(group: Any, within: int | None) -> Processes:
             f"sync expects a process group of torch.distributed, None for all processes, or "
             f"False, got {group!r}. Try nk.sync(model, within=4) for neighbours."
         )
-    return Processes(group.group_name, group.size(), group.rank())
+    return Processes.of(group)
 
 
 _made: dict[tuple[str, int], Any] = {}

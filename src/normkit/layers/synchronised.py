@@ -8,6 +8,9 @@ function, called to look at a layer, shares nothing and waits for nobody.
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,6 +27,10 @@ from normkit.errors import OptionError
 AGAIN = "Try nk.sync(model) once the process group is there, or nk.sync(model, False)."
 
 
+# torch's own conversion goes through all modules by named_children, and knows only torch's layers
+CONVERSION: Any = nn.SyncBatchNorm.convert_sync_batchnorm.__func__.__code__  # type: ignore[attr-defined]
+
+
 class Synchronised:
     """What a normalizer knows of other processes that train the same model."""
 
@@ -38,6 +45,24 @@ class Synchronised:
     def synchronise(self, processes: Processes | None) -> None:
         """Share the statistics of training batches with these processes; with None, no more."""
         self.processes = processes
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        caller = sys._getframe(1)
+        if caller.f_code is CONVERSION and self.can_synchronise():
+            self._converted_by_torch(caller.f_locals.get("process_group"))
+        children: Iterator[tuple[str, nn.Module]] = super().named_children()  # type: ignore[misc]
+        return children
+
+    def _converted_by_torch(self, group: Any) -> None:
+        """nn.SyncBatchNorm.convert_sync_batchnorm goes by: it would leave the layer as it is."""
+        if distributed.is_initialized():
+            self.synchronise(Processes.of(distributed.group.WORLD if group is None else group))
+            return
+        warnings.warn(
+            f"convert_sync_batchnorm leaves {type(self).__name__} as it is, without a process "
+            "group. Try nk.sync(model) after torch.distributed.init_process_group().",
+            stacklevel=4,
+        )
 
     def sharing(self) -> Processes | None:
         """With whom a forward shares its statistics now: in training, and if there are others."""
