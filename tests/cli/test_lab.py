@@ -20,6 +20,7 @@ from rich.console import Console
 import normkit
 from normkit.commands import lab_actions
 from normkit.commands.lab_progress import Bars
+from normkit.errors import OptionError
 from normkit.lab.experiment import Experiment
 from normkit.lab.experiment.reading import parse
 from normkit.lab.results import DIVERGED, DONE, Epoch, Result
@@ -145,6 +146,17 @@ def test_several_experiments_in_one_go(normkit: Run, nets: Path, trained: Traine
     refused = normkit(*both, "--store", "both.sqlite", "--track", "tensorboard")
     assert (refused.status, "--track is for one" in refused.err) == (2, True)
     assert normkit("lab", "run", "small.toml", "--minutes", "0").status == 2
+
+
+def test_what_was_checked_before(
+    normkit: Run, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*given: Any) -> Any:
+        raise OptionError("checked")
+
+    monkeypatch.setattr(lab_actions.checks, "check", refused)
+    assert normkit("lab", "run", "small.toml", "--no-report").status == 2
+    assert normkit("lab", "run", "small.toml", "--no-report", "--no-check").status == 0
 
 
 def test_the_time_is_over(normkit: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="tensorboard, mlflow or wandb, or NAME=WHERE: show runs there as they go on",
     )
+    add("--no-check", action="store_true", help="try no models first: they have been, by lab check")
     add("--no-report", action="store_true", help="only train")
 
 

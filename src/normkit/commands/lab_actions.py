@@ -226,7 +226,7 @@ def _train_and_show(
     listener = progress_listener()
     if options.track:  # a name that is wrong, or a package that is missing, is told first
         listener = TrackedProgress(experiments[0], options.track, listener)
-    for experiment in experiments:
+    for experiment in () if options.no_check else experiments:
         for caution in _check(_missing(experiment, path)):
             print(f"! {caution}", file=sys.stderr)
     with Store(path) as store:

@@ -6,7 +6,6 @@ loading. Flips are the task's to refuse where a motion is what is told apart.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,9 +27,10 @@ from normkit.lab.data.records import Content, CorruptData, Files, Listing, Missi
 from normkit.lab.data.sampling import generator
 from normkit.lab.data.transforms import Augmentation
 
-FRAMES = 8  # of a clip of moving digits: one for each place of the ring
+FRAMES = 8  # of a clip of moving digits: one for each place of its way
 STEPS = (1, 3, 5, 7)  # places between two frames; coprime with 8, so that each is visited once
-CANVAS, RADIUS, DIGIT = 40, 12, 14  # pixels
+SIDE, DIGIT = 24, 14  # pixels
+GAP = SIDE // FRAMES  # pixels between two places
 MADE = (8_000, 2_000)  # clips to train and to test on
 
 
@@ -40,10 +40,12 @@ MADE = (8_000, 2_000)  # clips to train and to test on
 def moving_digits(
     read: Callable[[Sequence[Path]], Content], made: tuple[int, int] = MADE
 ) -> Callable[[Sequence[Path]], Raw]:
-    """A reader of clips that are made of MNIST: a digit on a ring, whose leaps are the class.
+    """A reader of clips that are made of MNIST: a digit moves sideways, and how far is the class.
 
-    A clip visits all eight places once, from a random one on, so that its frames in another order
-    tell nothing about its class.
+    What leaves on one side comes back on the other. A clip visits all eight places once, from a
+    random one on, so that its frames in another order tell nothing about its class. Steps of three
+    pixels are seen in the first layers: digits that leap around a ring are not learned by networks
+    with GN in 2,500 steps.
     """
 
     def clips(files: Sequence[Path]) -> Raw:
@@ -51,7 +53,7 @@ def moving_digits(
         assert isinstance(content, Raw)
         return Raw(
             *(
-                ring_clips(part.images[:many], name)
+                sideways_clips(part.images[:many], name)
                 for name, part, many in zip(
                     ("train", "test"), (content.train, content.test), made, strict=True
                 )
@@ -61,22 +63,21 @@ def moving_digits(
     return clips
 
 
-def ring_clips(digits: Tensor, name: str = "") -> Split:
-    """(N, 8, 40, 40) of digits (N, 1, 28, 28): class by class, from a place that is drawn."""
-    samples = len(digits)
+def sideways_clips(digits: Tensor, name: str = "") -> Split:
+    """(N, 8, 24, 24) of digits (N, 1, 28, 28): class by class, from a place that is drawn."""
+    samples, random = len(digits), generator("clips", name, len(digits))
     small = F.avg_pool2d(digits.float(), 2).round().to(torch.uint8)[:, 0]  # (N, 14, 14)
     labels = torch.arange(samples) % len(STEPS)
-    starts = torch.randint(FRAMES, (samples,), generator=generator("clips", name, samples))
-    steps = torch.tensor(STEPS)[labels]
-    clips = torch.zeros(samples, FRAMES, CANVAS, CANVAS, dtype=torch.uint8)
-    for frame in range(FRAMES):
-        places = (starts + frame * steps) % FRAMES
-        for place in range(FRAMES):
-            angle = 2 * math.pi * place / FRAMES
-            top = round(CANVAS / 2 + RADIUS * math.sin(angle)) - DIGIT // 2
-            left = round(CANVAS / 2 + RADIUS * math.cos(angle)) - DIGIT // 2
-            here = places == place
-            clips[here, frame, top : top + DIGIT, left : left + DIGIT] = small[here]
+    starts, heights = (
+        torch.randint(most, (samples, 1), generator=random) for most in (FRAMES, SIDE - DIGIT + 1)
+    )
+    places = (starts + torch.arange(FRAMES) * torch.tensor(STEPS)[labels, None]) % FRAMES  # (N, 8)
+    pixels = torch.arange(SIDE)
+    columns = (pixels - GAP * places[:, :, None]) % SIDE  # (N, 8, 24): of the digit
+    rows = (pixels - heights) % SIDE  # (N, 24)
+    canvas = F.pad(small, (0, SIDE - DIGIT, 0, SIDE - DIGIT))
+    which = torch.arange(samples)[:, None, None, None]
+    clips = canvas[which, rows[:, None, :, None], columns[:, :, None, :]]
     return Split(clips, labels)
 
 

@@ -49,7 +49,7 @@ SHAPES = {  # of the other published sets
     "bccd": (3, 480, 640),
     "camvid": (3, 240, 320),
     "coco": (3, 480, 640),
-    "moving-digits": (8, 40, 40),
+    "moving-digits": (8, 24, 24),
     "nuclei": (3, 256, 256),
     "fc100": (3, 32, 32),
     "omniglot": (1, 105, 105),
