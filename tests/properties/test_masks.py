@@ -112,6 +112,21 @@ def test_a_sample_of_which_nothing_counts_is_not_there(name: str) -> None:
             torch.testing.assert_close(b, kept[key], msg=key)
 
 
+def test_a_single_valid_value() -> None:
+    """It has no variance. How many values there are is known on the device only, so it is no
+    error: nothing is learned of it, and on_single says what it is normalized by."""
+    x, mask = torch.randn(2, 8, 4, 4), torch.zeros(2, 4, 4, dtype=torch.bool)
+    mask[0, 1, 1] = True
+    plain, by_running = nk.BN(8), nk.BN(8, on_single="running")
+    nn.init.constant_(plain.bias, 3.0)
+    assert torch.equal(plain(x, mask=mask)[0, :, 1, 1], torch.full((8,), 3.0))
+    want = nk.BN(8).eval()(x)[0, :, 1, 1]
+    torch.testing.assert_close(by_running(x, mask=mask)[0, :, 1, 1], want)
+    for layer in (plain, by_running):
+        assert not layer.running_mean.any()
+        assert int(layer.num_batches_tracked) == int(layer.nonfinite_batches) == 0
+
+
 def test_masks_of_any_form() -> None:
     layer = nk.GN(8, groups=2)
     x, mask = torch.randn(2, 8, 5, 6), rectangle(2)
@@ -186,15 +201,21 @@ def test_a_block_of_masks_and_checkpointing() -> None:
     x, mask = torch.randn(2, 3, 8, 8).double(), torch.ones(2, 8, 8, dtype=torch.bool)
     mask[1, 4:] = False
     found = []
-    for wrapped in (False, True):
+    for reentrant in (None, False, True):
         torch.manual_seed(3)
         model = network()
+        given = x.clone().requires_grad_()
         with nk.masked(mask):
-            y = checkpoint(model, x, use_reentrant=False) if wrapped else model(x)
+            y = (
+                model(given)
+                if reentrant is None
+                else checkpoint(model, given, use_reentrant=reentrant)
+            )
         y.square().sum().backward()
         found.append([p.grad for p in model.parameters()] + list(model.buffers()))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b)
+    for plain, *repeated in zip(*found, strict=True):
+        for one in repeated:
+            torch.testing.assert_close(one, plain)
 
 
 def test_the_block_ends() -> None:
