@@ -63,6 +63,14 @@ def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
         assert (row["score"] == "") == (row["status"] != "done")
 
 
+def test_what_runs_have_found_is_a_column(tmp_path: Path) -> None:
+    first = next(iter(FOUND))
+    found = {**FOUND, first: replace(FOUND[first], texts={"cells": ODD})}
+    rows = read_csv(write(MADE, found, COMPARED, tmp_path / "runs.csv"))
+    assert {row["texts.cells"] for row in rows if row["run"] == first} == {ODD}
+    assert {row["texts.cells"] for row in rows if row["run"] != first} == {""}
+
+
 def test_csv_has_a_row_for_each_epoch(tmp_path: Path) -> None:
     rows = read_csv(write(MADE, FOUND, COMPARED, tmp_path / "epochs.csv", per="epoch"))
     assert len(rows) == sum(len(result.epochs) for result in FOUND.values())

@@ -43,6 +43,10 @@ def test_a_small_network_answers_and_its_auxiliary_head_in_training_alone() -> N
         shape=(1, 9, 9),  # odd sides, at every reduction
     )  # fmt: skip
     images = torch.randn(3, 1, 9, 9)
+    # bgn-table-3 and 4 leave this norm, of maps of one position, out for IN
+    last = model.get_submodule("auxiliary.layers.6")
+    assert isinstance(last, torch.nn.BatchNorm2d)
+    assert last.num_features == 768
     logits, further = model(images)
     assert logits.shape == further.shape == (3, 5)
     assert model.eval()(images).shape == (3, 5)

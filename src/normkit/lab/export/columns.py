@@ -167,7 +167,15 @@ def _run_columns(experiment: Experiment, rows: Sequence[RunRecord]) -> list[Colu
         column("parameters", INTEGER, lambda r: r.parameters),
         column("peak_memory", INTEGER, lambda r: r.peak_memory),
         column("note", TEXT, lambda r: r.note),
+        *_found(rows),
     ]
+
+
+def _found(rows: Sequence[RunRecord]) -> list[Column]:
+    """What runs have left in words, such as the cells of a search."""
+    texts = [row.result.texts if row.result else {} for row in rows]
+    names = dict.fromkeys(name for each in texts for name in each)
+    return [Column(f"texts.{name}", TEXT, [each.get(name) for each in texts]) for name in names]
 
 
 def _score(result: Result, metric: str) -> float | None:

@@ -19,7 +19,7 @@ from normkit.lab.data import Sets
 from normkit.lab.experiment.records import Setting
 from normkit.lab.formats import ImageFormat
 from normkit.lab.results import METRICS, TaskMetric
-from normkit.lab.tasks.base import Losses, TaskError
+from normkit.lab.tasks.base import Losses, TaskError, at_rest
 from normkit.lab.tasks.classification import (
     Classification,
     ClassificationScore,
@@ -202,7 +202,7 @@ class Attack:
         others = min(attack.fab.n_target_classes, self.task.sets.classes - 1)
         attack.fab.n_target_classes = attack.apgd_targeted.n_target_classes = others
         plain = ((images - self.black) / self.range).clamp(0, 1)
-        with parameters_at_rest(model):
+        with at_rest(model.parameters()):  # a library may call backward()
             found, _ = attack.run_standard_evaluation(plain, labels, batch_size=len(images))
         attacked: Tensor = found.detach() * self.range + self.black
         return attacked
@@ -252,19 +252,6 @@ def image_gradient(loss: Tensor, images: Tensor) -> Tensor:
             "detach() or no_grad()."
         ) from error
     return gradient
-
-
-@contextmanager
-def parameters_at_rest(model: nn.Module) -> Iterator[None]:
-    """A library may call backward(): no gradient of a parameter is added to."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in learning:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from normkit.errors import OptionError
 from normkit.lab.data import Loader, Sets
 from normkit.lab.experiment.records import Setting
 from normkit.lab.formats import ImageFormat
-from normkit.lab.tasks.base import TaskError
+from normkit.lab.tasks.base import TaskError, at_rest
 from normkit.lab.tasks.classification import Classification, ClassificationScore
 
 if TYPE_CHECKING:
@@ -189,7 +189,9 @@ class ArchitectureSearch(Classification):
         for parameter, gradient in zip(self.architecture, gradients, strict=True):
             parameter.grad = gradient
         self.optimizer.step()
-        trainer.minimize(self.loss(trainer.forward, seen))
+        with at_rest(self.architecture):  # its gradient would cost a product with every output
+            losses = self.loss(trainer.forward, seen)
+        trainer.minimize(losses)
 
     def _gradients(
         self, model: nn.Module, batch: Batch, parameters: Sequence[Tensor]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -243,6 +244,19 @@ def total(losses: Losses) -> Tensor:
     if "loss" in losses:
         return losses["loss"]
     return torch.stack(list(losses.values())).sum()
+
+
+@contextmanager
+def at_rest(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Losses that are computed inside have no gradient of these parameters."""
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
 def mean_of(values: Sequence[float], sizes: Sequence[int]) -> float:
