@@ -92,6 +92,26 @@ def check_one_three_and_float32(rank: int, groups: Groups) -> None:
             equal_to_joined(layer, SPLITS[size], rank, groups[size], x, tolerance)
 
 
+def check_padded_batches(rank: int, groups: Groups) -> None:
+    """Each process counts its valid positions, and one of them has no samples at all."""
+    for case in pooled_cases():
+        torch.manual_seed(5)
+        x, layer = inputs(sum(SPLITS[3])), build(case).requires_grad_(True)
+        if case[1] or layer.masks_refused() or rank >= 3:
+            continue
+        if layer.virtual_batch is not None:
+            layer.virtual_batch = 3
+        with noted(case):
+            equal_to_joined(
+                layer,
+                SPLITS[3],
+                rank,
+                groups[3],
+                x,
+                run=lambda layer, x: layer(x, mask=x[:, 0] > 0),
+            )
+
+
 def check_means_far_from_zero_keep_their_digits(rank: int, groups: Groups) -> None:
     """E[x²] − E[x]² in float32 would leave nothing of a variance of 1 about a mean of 10⁴."""
     x = inputs(8, dtype=torch.float32) + 1e4
