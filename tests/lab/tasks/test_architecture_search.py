@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from normkit.errors import NormkitError
 from normkit.lab.experiment import Data, Run, Setting
-from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train
+from normkit.lab.experiment.records import Model, ModelStep, OwnCode, TaskSpec, Train
 from normkit.lab.formats import ImageFormat
 from normkit.lab.models.genotypes import Genotype
 from normkit.lab.results import Result
@@ -247,6 +248,38 @@ def refused(chosen: Setting) -> None:
     if chosen.data.subset is None:  # else it is told when the sets are there
         task.locate(chosen)
     Training(Run(chosen, 1), load_sets(chosen))
+
+
+OWN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def make(loader=False):
+    drawn = torch.Generator().manual_seed(1)
+    parts = {}
+    for name, samples in (("train", 16), ("validation", 16), ("test", 8)):
+        images = torch.randn(samples, 1, 8, 8, generator=drawn)
+        parts[name] = TensorDataset(images, torch.arange(samples) % 3)
+        if loader:
+            parts[name] = DataLoader(parts[name], batch_size=8)
+    return {**parts, "classes": 3}
+"""
+
+
+def test_own_data_with_a_validation_set_is_searched_on(tmp_path: Path) -> None:
+    (tmp_path / "mydata.py").write_text(OWN)
+    chosen = dataclasses.replace(
+        setting(),
+        data=Data("mydata.py:make"),
+        train=Train(epochs=1, batch=8),
+        code=OwnCode(str(tmp_path)),
+    )
+    make_task(chosen).locate(chosen)
+    result = finished(Training(Run(chosen, 1), load_sets(chosen)))
+    assert result.epochs[-1].validation_accuracy is not None
+    chosen = dataclasses.replace(chosen, data=Data("mydata.py:make", options={"loader": True}))
+    with pytest.raises(NormkitError, match="comes in batches of its own"):
+        Training(Run(chosen, 1), load_sets(chosen))
 
 
 def test_a_network_without_a_choice_cannot_be_searched() -> None:

@@ -21,6 +21,7 @@ from normkit.lab.experiment.records import Setting
 from normkit.lab.formats import ImageFormat
 from normkit.lab.tasks.base import TaskError, at_rest
 from normkit.lab.tasks.classification import Classification, ClassificationScore
+from normkit.lab.tasks.sets import is_own
 
 if TYPE_CHECKING:
     from normkit.lab.train.batches import EpochPlan
@@ -88,13 +89,18 @@ class ArchitectureSearch(Classification):
     def locate(self, setting: Setting) -> None:
         super().locate(setting)
         share, train = setting.data.validation, setting.train
-        samples = self.training_samples(setting)
-        if setting.data.subset is None:
+        if setting.data.subset is None and not is_own(setting.data.name):  # else when it is read
+            samples = self.training_samples(setting)
             aside = int(samples * share / (1 - share))
             check_enough(samples, aside, train.batch or samples, train.drop_last)
 
     def attach(self, setting: Setting, sets: Sets, format: ImageFormat, seed: int) -> None:
         super().attach(setting, sets, format, seed)
+        if hasattr(sets.train, "batch_size"):
+            raise OptionError(
+                f"{setting.data.name} comes in batches of its own, and a search pairs those of two "
+                "sets. Try a Dataset instead of a DataLoader."
+            )
         train, samples = setting.train, len(sets.train)
         aside = 0 if sets.validation is None else len(sets.validation)
         check_enough(samples, aside, train.batch or samples, train.drop_last)
