@@ -10,6 +10,7 @@ from normkit.calibration.averaging import compare_averaging as compare_averaging
 from normkit.calibration.batch_statistics import batch_statistics as batch_statistics
 from normkit.calibration.calibrate import calibrate as calibrate
 from normkit.calibration.calibrate import measure as measure
+from normkit.calibration.domains import calibrate_domains as calibrate_domains
 from normkit.calibration.profiles import Profiles as Profiles
 from normkit.calibration.result import Calibration as Calibration
 from normkit.calibration.staging import Staged as Staged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from normkit.calibration.statistics import Statistics, StatisticsSource
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import undisturbed
 from normkit.inspection.batches import BatchReader, Forward
+from normkit.layers.domains import unseen_domains, use_domain
 
 Metric = Callable[[nn.Module], float]
 MODES = ("progressive", "layerwise")  # methods of Measurement
@@ -34,6 +36,7 @@ def calibrate(
     metric: Metric | None = None,
     higher_is_better: bool = True,
     frozen: bool = False,
+    domain: int | None = None,
     note: str = "",
 ) -> Calibration:
     """Give the norms of a model the statistics that their inputs have on these batches.
@@ -57,6 +60,8 @@ def calibrate(
                              value has become worse the old statistics come back.
         where, frozen        which norms, as in ``select``; those that are frozen stay so, unless
                              frozen=True.
+        domain               whose statistics, of layers with several sets; without it, of the one
+                             in use. ``calibrate_domains`` does all of them.
 
     A batch is a tensor, a tuple whose first part is the input, or a mapping of keyword arguments;
     for detectors, a list of images. ``forward(model, batch)`` replaces that. In progressive mode
@@ -78,15 +83,16 @@ def calibrate(
     norms, left = chosen_norms(model, where, frozen)
     if until is not None and not (math.isfinite(until) and until > 0):
         raise OptionError(f"calibrate expects until to be a positive number, got {until!r}.")
-    return change_statistics(
-        Measurement(reader_of(model, batches, forward, images), norms, until),
-        left,
-        mode=mode,
-        together=together,
-        metric=metric,
-        higher_is_better=higher_is_better,
-        note=note,
-    )
+    with nullcontext() if domain is None else use_domain(model, domain):
+        return change_statistics(
+            Measurement(reader_of(model, batches, forward, images), norms, until),
+            left,
+            mode=mode,
+            together=together,
+            metric=metric,
+            higher_is_better=higher_is_better,
+            note=note,
+        )
 
 
 def measure(
@@ -114,7 +120,8 @@ def measure(
     """
     norms, _ = chosen_norms(model, where, frozen)
     measurement = Measurement(reader_of(model, batches, forward, images), norms)
-    measured = measurement.one_pass(norms)
+    with unseen_domains(model):
+        measured = measurement.one_pass(norms)
     if not any(one.merged is not None for one in measured):
         raise NothingToDo("No batch reached a norm with finite values: nothing to measure.")
     state = of_state(model.state_dict().items())
@@ -167,7 +174,8 @@ def change_statistics(
     state = of_state(model.state_dict().items()) if mode == "layerwise" else ""
     try:
         first = None if metric is None else score(model, metric)
-        measured = getattr(measurement, "together" if together else mode)(write)
+        with unseen_domains(model):
+            measured = getattr(measurement, "together" if together else mode)(write)
         done = [one for one in measured if one.merged is not None]
         if not done:
             raise NothingToDo(

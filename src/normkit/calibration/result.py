@@ -11,19 +11,23 @@ from torch import Tensor, nn
 
 from normkit.calibration.statistics import Statistics
 from normkit.core.messages import aligned, counted
+from normkit.layers.domains import OfDomains
 
 PLAIN = ("what", "mode", "images", "batches", "until", "sure", "kept", "why_not", "left")
 SHOWN = 40  # layers in a printed table; the worst are shown if there are more
 
 
 class BufferSnapshot:
-    """Copies of all buffers of some modules, to be put back bit for bit."""
+    """Copies of all buffers of some modules, to be put back bit for bit.
+
+    Of a layer with statistics of several domains, those of the domain in use.
+    """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.kept: list[tuple[Tensor, Tensor]] = [
             (buffer, buffer.detach().clone())
             for module in modules
-            for buffer in module._buffers.values()
+            for buffer in _buffers(module).values()
             if buffer is not None
         ]
 
@@ -32,6 +36,10 @@ class BufferSnapshot:
         with torch.no_grad():
             for buffer, value in self.kept:
                 buffer.copy_(value)
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    return module.kept() if isinstance(module, OfDomains) else module._buffers
 
 
 @dataclass(frozen=True, eq=False)

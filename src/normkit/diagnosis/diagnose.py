@@ -23,6 +23,7 @@ from normkit.diagnosis.findings.norm import NormEvidence
 from normkit.diagnosis.observe.passes import Loss
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection.batches import Forward, tensors_in
+from normkit.layers.domains import layers_with_domains
 
 BATCHES = 16
 
@@ -47,7 +48,8 @@ def diagnose(
     arguments. The first ``max_batches`` are kept in memory, mixed, so that sorted data do no harm,
     and run twice, on running statistics and on those of the batch. Detectors get lists of images;
     for batches of another form ``forward(model, batch)`` says what the model gets, such as
-    model(batch["image"]).
+    model(batch["image"]). Of layers with statistics of several domains those of the domain in use
+    are examined: ``with nk.use_domain(model, 1): nk.diagnose(model, its_loader)``.
 
     What more is given decides more:
         loss          loss(output, target) of a batch; cross-entropy is tried without
@@ -200,6 +202,13 @@ def _cosines(evidence: Evidence) -> dict[str, list[list[float]]]:
     return {path: matrix.tolist() for path, matrix in rounded.items()}
 
 
+def _domain(model: nn.Module) -> str | None:
+    """Whose statistics were looked at, of layers that keep several sets."""
+    layers = layers_with_domains(model)
+    chosen = sorted({f"{layer.domain} of 0 to {(layer.domains or 0) - 1}" for layer in layers})
+    return ", ".join(chosen) or None
+
+
 def _facts(evidence: Evidence) -> dict[str, Any]:
     gap, model = evidence.gap, evidence.model
     first = next(tensors_in(evidence.batches[0].inputs), None)
@@ -220,6 +229,7 @@ def _facts(evidence: Evidence) -> dict[str, Any]:
         "loss_eval": None if gap is None else gap.eval,
         "loss_batch": None if gap is None else gap.batch,
         "kinds": evidence.survey.kinds,
+        "domain": _domain(model),
         "normkit": sys.modules["normkit"].__version__,  # nothing here may import the package itself
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -8,7 +8,8 @@ several domains is one such function for each, of the samples that belong to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -381,6 +382,19 @@ def _counted(update: StateUpdate | None, yes: Tensor, no: Tensor) -> Tensor:
 def layers_with_domains(model: nn.Module) -> list[OfDomains]:
     """The layers of a model that keep statistics of several domains."""
     return [m for m in model.modules() if isinstance(m, OfDomains) and m.domains is not None]
+
+
+@contextmanager
+def unseen_domains(model: nn.Module) -> Iterator[None]:
+    """Inside, domains that no batch has entered are no error: they are about to get statistics."""
+    layers = layers_with_domains(model)
+    for layer in layers:
+        layer._seen = frozenset(range(layer.domains or 0))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._seen = frozenset()
 
 
 def use_domain(model: nn.Module, domain: int | Sequence[int] | Tensor) -> ChosenDomain:

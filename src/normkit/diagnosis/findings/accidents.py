@@ -212,7 +212,7 @@ def mixed_domains(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Find
                 f"one of them the statistics of both are off by {error:.2f}.",
                 worst="",
                 remedy=f"{conversion(TINY)}  # and train on; or keep batch norm, with statistics "
-                "for each domain: nk.Profiles",
+                "for each domain: domains=2 and nk.use_domain, or nk.Profiles",
                 explained=share,
                 output_error=error,
             )
