@@ -92,6 +92,16 @@ class OfDomains(Normalizer):
                 )
         self.domains, self.domain = domains, 0
 
+    def keep_domains(self, domains: int) -> None:
+        """Keep statistics of so many domains from now on, which all start with those it has."""
+        if self.domains not in (None, domains):
+            raise OptionError(f"{title(self)} has {self.domains} domains already, got {domains}.")
+        if self.domains is None:
+            self.start_domains(domains)
+            for name, table in self._buffers.items():
+                if table is not None and self.has_rows(name):
+                    self._buffers[name] = table.expand(domains, *table.shape).clone()
+
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """With domains, a row for each."""
         if tensor is not None and self.has_rows(name):

@@ -1,4 +1,5 @@
-"""Folders DOMAIN/CLASS/NAME.jpg (PACS) and DOMAIN/images/CLASS/NAME.jpg (Office-31)."""
+"""Folders DOMAIN/CLASS/NAME.jpg (PACS) and DOMAIN/images/CLASS/NAME.jpg (Office-31); MNIST and USPS
+side by side."""
 
 from __future__ import annotations
 
@@ -7,8 +8,15 @@ from pathlib import Path
 
 import torch
 
+from normkit.lab.data.array_files import IDX_FILES, read_idx, read_usps
 from normkit.lab.data.map_files import IMAGE_ENDINGS
-from normkit.lab.data.records import CorruptData, DomainListing, Files, MissingData
+from normkit.lab.data.records import (
+    CorruptData,
+    DigitDomains,
+    DomainListing,
+    Files,
+    MissingData,
+)
 from normkit.lab.data.trees import tree_of
 
 
@@ -37,3 +45,9 @@ def domains(files: Sequence[Path]) -> DomainListing:
         },
         len(classes),
     )
+
+
+def digits(files: Sequence[Path]) -> DigitDomains:
+    """The files of MNIST, then those of USPS."""
+    each = len(IDX_FILES)
+    return DigitDomains({"mnist": read_idx(files[:each]), "usps": read_usps(files[each:])}, 10)

@@ -1,16 +1,17 @@
-"""Sets of several domains with the same classes: PACS and Office-31, as they are published."""
+"""Sets of several domains with the same classes: PACS, Office-31, and MNIST beside USPS."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
 from normkit.errors import OptionError, nearest
-from normkit.lab.data.files import find
-from normkit.lab.data.loaders import FileLoader, Loader, Sets
-from normkit.lab.data.loading import SIDE, check_kind
-from normkit.lab.data.records import DomainListing, Files
+from normkit.lab.data.files import DataFiles, find
+from normkit.lab.data.loaders import FileLoader, Loader, Sets, TensorLoader
+from normkit.lab.data.loading import SIDE, check_kind, classes_and_shape, resized
+from normkit.lab.data.records import DigitDomains, DomainListing, Files, Split
 from normkit.lab.data.sampling import split
 from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.transforms import IMAGENET, Augmentation, coefficients
@@ -24,11 +25,13 @@ class DomainSets(Sets):
     target: Loader | None = None
 
 
-def domain_listing(spec: Data, source: str, target: str) -> DomainListing:
-    """The files of a set, and whether it has both domains."""
+def check_domains(spec: Data, source: str, target: str) -> DomainListing | DigitDomains:
+    """What a set has, if it has both domains."""
     check_kind(spec, "domains")
-    content = find(PUBLISHED[spec.name], spec.path).read()
-    assert isinstance(content, DomainListing)
+    files = find(PUBLISHED[spec.name], spec.path)
+    stamps = tuple(file.stat().st_mtime_ns for file in files.files)
+    content = _digits(files, stamps) if files.source.name == DIGITS else files.read()
+    assert isinstance(content, DomainListing | DigitDomains)
     for key, domain in (("source", source), ("target", target)):
         if domain not in content.domains:
             hint = nearest(domain, content.domains)
@@ -36,24 +39,76 @@ def domain_listing(spec: Data, source: str, target: str) -> DomainListing:
     return content
 
 
+DIGITS = "mnist-usps"
+
+
+@lru_cache(maxsize=1)
+def _digits(files: DataFiles, stamps: tuple[int, ...]) -> DigitDomains:
+    """Read once: it takes seconds."""
+    content = files.read()
+    assert isinstance(content, DigitDomains)
+    return content
+
+
+def source_samples(spec: Data, source: str, target: str) -> int:
+    """How many labelled images there are."""
+    content = check_domains(spec, source, target)
+    if isinstance(content, DigitDomains):
+        return len(content.domains[source].train)
+    return len(content.domains[source])
+
+
 def load_domains(spec: Data, source: str, target: str, device: torch.device | str) -> DomainSets:
-    """From one domain to another. The test are all images of the target, as papers have it."""
-    listing = domain_listing(spec, source, target)
+    """From one domain to another. Where a set has no test, the test are all images of the target,
+    as papers have it."""
+    content = check_domains(spec, source, target)
+    if isinstance(content, DigitDomains):
+        return _load_digits(spec, content, source, target, device)
     scale, shift = coefficients(spec.normalize, IMAGENET, 255)
     side, augmentation = spec.size or SIDE, Augmentation.of(spec)
 
     def loader(files: Files) -> FileLoader:
         return FileLoader(files, side, scale, shift, augmentation, device)
 
-    given = listing.domains[source]
+    given = content.domains[source]
     train, aside = split(given.labels, spec.validation, spec.subset, spec.split_seed, spec.name)
-    other = loader(listing.domains[target])
+    other = loader(content.domains[target])
     return DomainSets(
         name=spec.name,
         train=loader(given.take(train)),
         validation=None if aside is None else loader(given.take(aside)),
         test=other,
-        classes=listing.classes,
+        classes=content.classes,
         shape=(3, side, side),
         target=other,
+    )
+
+
+def _load_digits(
+    spec: Data, content: DigitDomains, source: str, target: str, device: torch.device | str
+) -> DomainSets:
+    """To adapt to are the training images of the target, its test is the published one."""
+    _, shape = classes_and_shape(spec)
+    size = shape[1]
+    given, other = (content.domains[name] for name in (source, target))
+    labelled = resized(given.train, size)
+    # the source's own, for both: the target's are not known before
+    scale, shift = coefficients(spec.normalize, labelled.moments, labelled.white)
+
+    def loader(part: Split, rows: torch.Tensor | None, augmented: bool) -> TensorLoader:
+        images, labels = part.images, part.labels
+        if rows is not None:
+            images, labels = images[rows], labels[rows]
+        how = Augmentation.of(spec) if augmented else Augmentation()
+        return TensorLoader(images, labels, scale, shift, how, device, part.white)
+
+    train, aside = split(labelled.labels, spec.validation, spec.subset, spec.split_seed, spec.name)
+    return DomainSets(
+        name=spec.name,
+        train=loader(labelled, train, True),
+        validation=None if aside is None else loader(labelled, aside, False),
+        test=loader(resized(other.test, size), None, False),
+        classes=content.classes,
+        shape=(1, size, size),
+        target=loader(resized(other.train, size), None, True),
     )

@@ -80,9 +80,18 @@ class Loader:
             return torch.arange(len(self))
         return torch.randperm(len(self), generator=generator("order", seed, epoch))
 
-    def chosen(self, order: Tensor, cuts: list[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of chosen samples, as evaluation sees them: the rows of ``order`` of each cut."""
-        yield from self._load(order, cuts, 0, 0, False)
+    def chosen(
+        self,
+        order: Tensor,
+        cuts: list[tuple[int, int]],
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        augment: bool = False,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of chosen samples: the rows of ``order`` of each cut, as evaluation sees them, or
+        augmented."""
+        yield from self._load(order, cuts, seed, epoch, augment)
 
     def _load(
         self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool

@@ -44,6 +44,7 @@ SHAPES = {  # of the other published sets
     "mnist": (1, 28, 28),
     "fashion-mnist": (1, 28, 28),
     "usps": (1, 16, 16),
+    "mnist-usps": (1, 28, 28),
     "cifar10": (3, 32, 32),
     "cifar100": (3, 32, 32),
     "bccd": (3, 480, 640),
@@ -197,7 +198,7 @@ def _read(files: DataFiles) -> Raw | Listing:
 
 def _from_tensors(spec: Data, raw: Raw, device: torch.device | str) -> Sets:
     source = raw.test if spec.train == "test" else raw.train
-    source, test = _resized(source, spec.size), _resized(raw.test, spec.size)
+    source, test = resized(source, spec.size), resized(raw.test, spec.size)
     scale, shift = coefficients(spec.normalize, source.moments, source.white)
 
     def loader(part: Split, indices: Tensor | None, augmentation: Augmentation) -> TensorLoader:
@@ -220,7 +221,8 @@ def _from_tensors(spec: Data, raw: Raw, device: torch.device | str) -> Sets:
     )
 
 
-def _resized(part: Split, size: int | None) -> Split:
+def resized(part: Split, size: int | None) -> Split:
+    """The images at another size, if one is asked for."""
     if size is None or part.images.shape[2:] == (size, size):
         return part
     pieces = []

@@ -169,6 +169,23 @@ class DomainListing:
     test = train
 
 
+@dataclass(frozen=True, eq=False)
+class DigitDomains:
+    """Several small sets of the same classes."""
+
+    domains: dict[str, Raw]
+    classes: int
+
+    @property
+    def train(self) -> list[int]:
+        """Every label, to be counted."""
+        return [label for raw in self.domains.values() for label in raw.train.labels.tolist()]
+
+    @property
+    def test(self) -> list[int]:
+        return [label for raw in self.domains.values() for label in raw.test.labels.tolist()]
+
+
 Content = (
-    Raw | Listing | MapListing | BoxListing | DomainListing
+    Raw | Listing | MapListing | BoxListing | DomainListing | DigitDomains
 )  # what a reader of a published layout makes

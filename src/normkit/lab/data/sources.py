@@ -383,6 +383,40 @@ PACS = PublishedSet(
     (9_991, 9_991),
     "domains",
 )
+DIGIT_DOMAINS = PublishedSet(
+    "mnist-usps",
+    (
+        FileLayout(
+            (
+                *(
+                    replace(
+                        file,
+                        names=tuple(
+                            f"{folder}/{name}"
+                            for folder in ("mnist", "MNIST/raw", "MNIST")
+                            for name in file.names
+                        ),
+                    )
+                    for file in MNIST.layouts[0].files
+                    if isinstance(file, File)
+                ),
+                *(
+                    replace(file, names=tuple(f"usps/{name}" for name in file.names))
+                    for file in USPS.layouts[0].files
+                    if isinstance(file, File)
+                ),
+            ),
+            domain_files.digits,
+        ),
+    ),
+    (),
+    "Expected folders mnist (the idx files) and usps (zip.train.gz and zip.test.gz, "
+    "https://hastie.su.domains/ElemStatLearn) beside each other; let NORMKIT_DATA name the folder "
+    "that holds both.",
+    10,
+    (67_291, 12_007),
+    "domains",
+)
 OFFICE = PublishedSet(
     "office31",
     (
@@ -405,6 +439,7 @@ PUBLISHED = {
         *(
             PACS,
             OFFICE,
+            DIGIT_DOMAINS,
             MOVING_DIGITS,
             SOMETHING,
             BCCD,
