@@ -101,7 +101,7 @@ def test_tables_with_top_5_bring_it(name: str) -> None:
 def test_small_scales_take_small_data(file: Path) -> None:
     """What runs in minutes or hours must not ask for a data set that few people have."""
     small = {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "camvid"}
-    small |= {"bccd", "moving-digits", "nuclei", "omniglot-small", "pacs"}
+    small |= {"bccd", "mnist-usps", "moving-digits", "nuclei", "omniglot-small", "pacs"}
     for scale in set(scales(file)) - {"paper"}:
         names = {variant.setting.data.name for variant in read(file, scale).variants}
         assert names <= small

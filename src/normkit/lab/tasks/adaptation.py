@@ -207,9 +207,9 @@ class Adaptation(Classification):
         with self.of_source():
             source = self.features(model, own)
         target = self.features(model, other)
-        both = [(features, logits.float().softmax(1)) for features, logits in (source, target)]
+        first, second = ((x, logits.float().softmax(1)) for x, logits in (source, target))
         known = min(len(self.clusters.classes()), CLASSES)
-        return contrastive_discrepancy(*both, len(own) // known, self.sets.classes)
+        return contrastive_discrepancy(first, second, len(own) // known, self.sets.classes)
 
     def features(self, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
         """What the last linear layer is given, and the logits."""
