@@ -105,7 +105,8 @@ SIZES = ((4, 4), (3, 4), (2, 3), (4, 1), (2, 2), (1, 3))  # of images in a padde
 def test_with_a_mask(name: str) -> None:
     """Images of several sizes in one padded batch: the answer of arrays that hide the padding,
     whose means and variances NumPy takes over the rest."""
-    for number, case in enumerate(CASES[name]):
+    few = CASES[name][:: max(1, len(CASES[name]) // 4)]  # masked arrays are slow
+    for number, case in enumerate(few):
         for layout, mode in [("contiguous", "train"), ("channels_last", "eval")][
             : 1 + (not number)
         ]:
