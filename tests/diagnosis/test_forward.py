@@ -126,3 +126,81 @@ def test_looking_between_forward_and_backward_changes_nothing(look: str, trainin
     options = {"mode": "progressive"} if look == "collect" else {}
     getattr(nk, look)(model, [(x, y)], **options)
     loss.backward()
+
+
+# ---------------------------------------------------------------- detectors, two images a batch
+
+
+def pairs_of_images(brightness: list[float]) -> list[tuple[list[Tensor], list[Any]]]:
+    """Pairs of images of two sizes, which differ in brightness as a whole."""
+    images = [torch.randn(3, 8 + 2 * (i % 2), 9) + shift for i, shift in enumerate(brightness)]
+    return [(images[i : i + 2], [None, None]) for i in range(0, len(images), 2)]
+
+
+def test_a_detector_is_asked_whether_to_freeze_at_two_images_a_batch() -> None:
+    """The oldest question about batch norm in detectors, answered by two numbers: how far off the
+    statistics of a batch are, and how far the running ones."""
+    model = Detector().eval()
+    shifts = torch.linspace(-2, 2, 24)[torch.randperm(24)].tolist()
+    batches = pairs_of_images(shifts)
+    nk.calibrate(model, [images for images, _ in batches])
+    diagnosis = nk.diagnose(model, batches, train_loader=batches, attribution=None)
+    (tiny,) = [f for f in diagnosis.findings if f.kind == "tiny-batch"]
+    assert tiny.numbers["running_error"] < 0.01 < tiny.numbers["batch_error"]
+    assert "frozen, by nk.freeze(model, 'statistics'), they would be nearer" in tiny.said
+    model.net[1].running_mean.add_(3 * model.net[1].running_var.sqrt())
+    diagnosis = nk.diagnose(model, batches, train_loader=batches, attribution=None)
+    (tiny,) = [f for f in diagnosis.findings if f.kind == "tiny-batch"]
+    assert tiny.numbers["running_error"] == pytest.approx(3, rel=0.01)
+    assert "calibrate them first" in tiny.said
+    assert "can be compared" not in str(diagnosis)  # all of them were
+
+
+def test_images_of_several_sizes_that_come_in_order_are_seen() -> None:
+    """Lists of images were not compared: the doctor said that no batch could be, and a detector's
+    loader in order went unseen."""
+    model, shifts = Detector().eval(), torch.linspace(-2, 2, 24)
+    mixed = shifts[torch.randperm(24, generator=torch.Generator().manual_seed(1))]
+    for order, expected in ((shifts, True), (mixed, False)):
+        loader = pairs_of_images(order.tolist())
+        found = nk.diagnose(model, loader, train_loader=loader, attribution=None).findings
+        assert ("unshuffled-batches" in {f.kind for f in found}) is expected
+
+
+def test_video() -> None:
+    """(N, C, T, H, W): statistics are of all frames and places, and stale ones are found."""
+    model = nn.Sequential(
+        nn.Conv3d(2, 6, 3), nn.BatchNorm3d(6), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(),
+        nn.Linear(6, 3),
+    ).eval()  # fmt: skip
+    batches = [(2 + torch.randn(8, 2, 5, 7, 7), torch.randint(3, (8,))) for _ in range(4)]
+    assert "untrained" in {f.kind for f in nk.diagnose(model, batches).findings}
+    nk.calibrate(model, batches)
+    maps = torch.cat([model[0](x) for x, _ in batches])
+    assert torch.allclose(model[1].running_mean, maps.mean((0, 2, 3, 4)), atol=1e-5)
+    assert torch.allclose(model[1].running_var, maps.var((0, 2, 3, 4)), rtol=1e-4)
+    gap = nk.attribute_gap(model, batches)
+    assert gap.eval_loss == pytest.approx(gap.train_loss, abs=0.01)
+
+
+def test_frames_are_samples_of_a_network_for_clips() -> None:
+    """(N, frames · C, H, W), as the lab has them: two clips of eight frames are sixteen samples
+    for a norm, but not sixteen independent ones."""
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(1))
+
+    class Clips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.network(x.reshape(-1, 1, *x.shape[2:])).unflatten(0, (len(x), -1)).mean(1)
+
+    model = Clips().eval()
+    still = [torch.randn(2, 1, 6, 6).mul(3).repeat(1, 8, 1, 1) for _ in range(8)]
+    batches = [x + 2 * torch.randn(2, 1, 1, 1) for x in still]
+    nk.calibrate(model, batches)
+    diagnosis = nk.diagnose(model, batches, train_loader=batches, attribution=None)
+    (tiny,) = [f for f in diagnosis.findings if f.kind == "tiny-batch"]
+    assert tiny.numbers["batch_size"] == 2
+    assert tiny.numbers["independent_values"] < 150

@@ -12,7 +12,7 @@ import torch
 
 from normkit.errors import NormkitError, OptionError
 from normkit.lab.data import sources
-from normkit.lab.data.box_files import coco
+from normkit.lab.data.box_files import check_outlines, coco
 from normkit.lab.data.boxes import BoxLoader, box_listing
 from normkit.lab.experiment import Data, Run, Setting
 from normkit.lab.experiment.reading import read
@@ -20,7 +20,7 @@ from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train, Wa
 from normkit.lab.models import build
 from normkit.lab.models.variant import build_variant
 from normkit.lab.tasks import load_sets, make_task
-from normkit.lab.tasks.detection import DetectionScore
+from normkit.lab.tasks.detection import DetectionScore, check_targets
 from normkit.lab.train import Training
 
 Image = pytest.importorskip("PIL.Image")
@@ -275,6 +275,75 @@ def test_coco_is_read_by_its_annotations(tmp_path: Path) -> None:
     assert listing.test.objects[0].crowd.tolist() == [False, True]
     _, target = BoxLoader(listing.train, None, False, masks=True).data[0]
     assert int(target["masks"].sum()) == pytest.approx(400, abs=45)  # edges are rounded
+
+
+POLYGON = [[10, 10, 30, 10, 30, 30, 10, 30]]
+RUNS = {"counts": [0, 12 * 16], "size": [12, 16]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bbox": None}, r"train2017\.json: entry 0 of annotations lacks 'bbox'"),
+        ({"bbox": [1, 2, 3]}, r"image 7: entry 0 of annotations has the box \[1, 2, 3\]"),
+        ({"bbox": [float("nan"), 2, 3, 4]}, r"image 7: box 1 is not finite"),
+        ({"bbox": [50, 10, 20, 20]}, r"image 7: box 1, 50 to 70 × 10 to 30, leaves the image"),
+        ({"category_id": 5}, r"image 7 has category 5, which is not listed"),
+        ({"segmentation": None}, r"a\.png: object 1 has no segmentation"),
+        ({"segmentation": [[1, 2]]}, r"a\.png: object 1 has a polygon of 2 numbers"),
+        ({"segmentation": RUNS}, r"object 1 has a mask of 16×12 pixels, and the image 64×48"),
+        ({"images": "none"}, r"train2017\.json has no list of images"),
+        ({"height": 24}, r"a\.png has 64×48 pixels, and its annotation says 64×24"),
+    ],
+)
+def test_annotations_of_coco_that_cannot_be_are_named(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    """A bare KeyError, ValueError or AttributeError came of most of them, and a mask of another
+    size was stretched over the image."""
+    one = {"image_id": 7, "category_id": 18, "bbox": [10, 2, 20, 20], "segmentation": POLYGON}
+    image = {"id": 7, "file_name": "a.png", "height": 48, "width": 64}
+    content = {"categories": [{"id": 18}], "images": [image], "annotations": [one]}
+    for table in (one, image, content):
+        table.update({key: value for key, value in change.items() if key in table})  # type: ignore[attr-defined]
+    (tmp_path / "annotations").mkdir()
+    for part in ("train2017", "val2017"):
+        (tmp_path / part).mkdir()
+        Image.new("RGB", (64, 48)).save(tmp_path / part / "a.png")
+        (tmp_path / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
+
+    def read_all() -> None:
+        listing = coco([tmp_path / "annotations" / "instances_train2017.json"])
+        check_outlines(listing.train)
+        BoxLoader(listing.train, None, False, masks=True)
+
+    with pytest.raises(NormkitError, match=message):
+        read_all()
+
+
+def test_objects_of_own_data_are_looked_at() -> None:
+    """Torchvision says so of boxes without area alone; a label beyond the classes ended in an
+    index error, on a GPU in a failed assertion of a kernel."""
+    image, box = torch.rand(3, 48, 64), torch.tensor([[4.0, 4, 20, 20], [5, 5, 60, 40]])
+    fine = {"boxes": box, "labels": torch.tensor([1, 3]), "masks": torch.ones(2, 48, 64)}
+    check_targets([image], [fine], 3, True)
+    check_targets([image], [{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0)}], 3, False)
+    for change, message in (
+        (
+            {"boxes": box + 5},
+            r"Sample 2 of a batch, 64×48 pixels: box 2 \(10, 10, 65, 45; label 3\)",
+        ),
+        ({"boxes": box[:, [0, 1, 0, 3]]}, r"box 1 \(4, 4, 4, 20; label 1\) has no area"),
+        ({"labels": torch.tensor([1, 4])}, r"box 2 .*label 4\) has a label that is none of 1 to 3"),
+        ({"labels": torch.tensor([0, 1])}, r"box 1 .*label 0\)"),
+        ({"labels": torch.tensor([1])}, r"\(2, 4\) and \(1,\), expected \(n, 4\) and \(n,\)"),
+        ({"masks": torch.ones(2, 24, 64)}, r"masks are \(2, 24, 64\), expected \(2, 48, 64\)"),
+        ({"masks": None}, r"its target has no masks"),
+    ):
+        with pytest.raises(NormkitError, match=message):
+            check_targets([image, image], [fine, {**fine, **change}], 3, True)
+    with pytest.raises(NormkitError, match="2 images and 1 targets"):
+        check_targets([image, image], [fine], 3, False)
 
 
 @pytest.mark.filterwarnings("ignore:.*has no area")

@@ -156,6 +156,9 @@ def test_clips_that_are_too_short_are_named_before_training(folders: Path) -> No
     (folders / "val_videofolder.txt").write_text("9 6 1\n")
     with pytest.raises(NormkitError, match=r"v1/9 is not there, and .*line 1 lists it"):
         make_task(asked).locate(asked)
+    (folders / "val_videofolder.txt").write_text("3 8 1\n")  # eight are listed, six are there
+    with pytest.raises(NormkitError, match=r"3/00008\.jpg is not there, and .* has 8 frames"):
+        make_task(asked).locate(asked)
 
 
 def test_what_cannot_be_a_clip_is_refused(digits: Setting) -> None:

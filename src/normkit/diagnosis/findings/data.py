@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -47,9 +47,20 @@ def data_of(batches: list[LoaderBatch], loader: Any, complete: bool) -> LoaderFa
         if not all(_is_finite(t) for t in tensors_in(batch.inputs)):
             broken.append(number)
         sizes.append(batch.size)
+        if batch.images is not None:  # of several sizes, perhaps: no batch
+            table = _tables(batch.images)
+            if table is None:
+                continue
+            if pooling.total is None or pooling.total.mean.shape[1] == len(batch.images[0]):
+                for image in batch.images:
+                    pooling.add(channel_moments(image[None]))
+            if len(table) > 1 and len(table) == batches[0].size:
+                means.append(table.mean(0))
+                spreads.append(table.var(0))
+            continue
         x = next(tensors_in(batch.inputs), None)
         if isinstance(batch.inputs, ModelCall) and batch.inputs.samples is not None:
-            x = None  # images of several sizes are no batch
+            x = None
         if x is None or not x.is_floating_point() or x.dim() < 2 or x.numel() == 0:
             continue
         x = x if x.layout is torch.strided else x.to_dense()
@@ -90,6 +101,15 @@ def _features(x: Tensor) -> Tensor:
     flat = x.detach().flatten(1)
     step = -(-flat.shape[1] // FEATURES)
     return flat[:, ::step].double()
+
+
+def _tables(images: Sequence[Tensor]) -> Tensor | None:
+    """Mean and deviation of each channel, a row an image; None if the images have no numbers."""
+    plain = all(x.is_floating_point() and x.numel() for x in images)
+    if not plain or len({len(x) for x in images}) > 1:
+        return None
+    wide = [x.detach().flatten(1).double() for x in images]
+    return torch.stack([torch.cat([x.mean(1), x.std(1, correction=0)]) for x in wide])
 
 
 def _between(means: list[Tensor], spreads: list[Tensor], size: int) -> float:

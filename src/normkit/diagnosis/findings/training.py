@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from normkit.diagnosis.findings.bounds import FEW_IMAGES, FEW_VALUES, MANY_VALUES
+from normkit.diagnosis.findings.bounds import (
+    FEW_IMAGES,
+    FEW_VALUES,
+    MANY_VALUES,
+    sampling_error,
+)
 from normkit.diagnosis.findings.data import BATCHES, LoaderFacts, chance_of, halved
 from normkit.diagnosis.findings.evidence import Evidence
 from normkit.diagnosis.findings.finding import (
@@ -111,17 +117,40 @@ def _tiny(data: LoaderFacts, pooling: list[NormEvidence]) -> Iterator[Finding]:
     if not few:
         return
     worst = min(few, key=lambda layer: values[layer])
+    freezing, facts = _freezing(few, values)
     yield TINY.finding(
         "serious" if values[worst] < FEW_VALUES else "warning",
         few,
         f"With batches of {size} the statistics of {named(worst.path)} are as noisy as those of "
-        f"{values[worst]:.1f} independent values.",
+        f"{values[worst]:.1f} independent values.{freezing}",
         worst=worst,
         remedy=f"{conversion(TINY)}  # and train on; its statistics are of each sample",
         independent_values=values[worst],
         batch_size=size,
         layers=len(few),
+        **facts,
     )
+
+
+def _freezing(
+    few: list[NormEvidence], values: dict[NormEvidence, float]
+) -> tuple[str, dict[str, float]]:
+    """Freeze or not, in a sentence and numbers: which statistics are nearer to those of the data,
+    a batch's own, which are right in the mean and noisy, or the running ones, which hold still."""
+    pairs = [(sampling_error(values[x]), x.error_on_training) for x in few]
+    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    if not pairs:
+        return "", {}
+    noise, fixed = (statistics.median(column) for column in zip(*pairs, strict=True))
+    text = (
+        f" In the median of these norms a batch's statistics are off by {noise:.2f}, the running "
+        f"ones by {fixed:.2f} of the signal: "
+    )
+    if fixed <= noise:
+        nearer = "frozen, by nk.freeze(model, 'statistics'), they would be nearer."
+    else:
+        nearer = "to freeze these would be worse; calibrate them first."
+    return text + nearer, {"batch_error": noise, "running_error": fixed}
 
 
 def _again(data: LoaderFacts) -> str:

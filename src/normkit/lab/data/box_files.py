@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -77,7 +78,7 @@ def nuclei(files: Sequence[Path]) -> BoxListing:
 
 def _by_mask(name: str) -> Objects:
     nothing = objects_of((), (), (0, 0), name)  # until the file is read
-    return replace(nothing, mask=name)
+    return replace(nothing, mask=name, size=None)
 
 
 def coco(files: Sequence[Path]) -> BoxListing:
@@ -90,8 +91,7 @@ def coco(files: Sequence[Path]) -> BoxListing:
 
     def part(name: str, training: bool) -> BoxFiles:
         path = f"annotations/instances_{name}.json"
-        with tree.open(path) as file:
-            content = json.load(file)
+        content = _coco_file(tree, path)
         for each in sorted(content["categories"], key=lambda category: category["id"]):
             numbers.setdefault(each["id"], len(numbers) + 1)
         by_image: dict[int, list[dict[str, Any]]] = {}
@@ -120,6 +120,62 @@ def coco(files: Sequence[Path]) -> BoxListing:
     return BoxListing(train, part("val2017", False), len(numbers))
 
 
+COCO_KEYS: dict[str, dict[str, Any]] = {
+    "categories": {"id": int},
+    "images": {"id": int, "file_name": str, "height": int, "width": int},
+    "annotations": {"image_id": int, "category_id": int, "bbox": list},
+}
+
+
+def _coco_file(tree: FileTree, path: str) -> dict[str, Any]:
+    """The content of an annotation file, in which everything that is read is there."""
+    where = tree.where(path)
+    with tree.open(path) as file:
+        try:
+            content = json.load(file)
+        except ValueError as error:
+            raise CorruptData(f"{where} is no JSON: {error}.") from error
+    for part, keys in COCO_KEYS.items():
+        entries = content.get(part) if isinstance(content, dict) else None
+        if not isinstance(entries, list):
+            raise CorruptData(f"{where} has no list of {part}: expected COCO's instances.")
+        for number, entry in enumerate(entries):
+            for key, kind in keys.items():
+                if not isinstance(entry, dict) or not isinstance(entry.get(key), kind):
+                    raise CorruptData(
+                        f"{where}: entry {number} of {part} lacks {key!r}: {str(entry)[:80]}."
+                    )
+            box = entry.get("bbox", ()) if part == "annotations" else (0, 0, 0, 0)
+            if len(box) != 4 or not all(isinstance(each, int | float) for each in box):
+                raise CorruptData(
+                    f"{where}, image {entry['image_id']}: entry {number} of annotations has the "
+                    f"box {box}, expected left, top, width and height."
+                )
+    return content  # type: ignore[no-any-return]
+
+
+def check_outlines(files: BoxFiles) -> None:
+    """Refuse COCO's objects without a mask, or with one of another size than the image."""
+    for image, objects in zip(files.images, files.objects, strict=True):
+        for number, outline in enumerate(objects.outlines or ()):
+            wrong = _outline_fault(outline, objects.size)
+            if wrong:
+                raise CorruptData(f"{files.tree.where(image)}: object {number + 1} {wrong}.")
+
+
+def _outline_fault(outline: Any, size: tuple[int, int] | None) -> str:
+    if isinstance(outline, dict) and "counts" in outline:
+        own = tuple(outline.get("size", ()))
+        if own == size or size is None:
+            return ""
+        shown = "×".join(map(str, reversed(own)))
+        return f"has a mask of {shown} pixels, and the image {size[1]}×{size[0]}"
+    if isinstance(outline, list) and outline and all(isinstance(p, list) for p in outline):
+        short = min(len(polygon) for polygon in outline)
+        return "" if short >= 6 else f"has a polygon of {short} numbers, expected 6 or more"
+    return "has no segmentation, which masks are made of: try task.options.masks = false"
+
+
 def objects_of(
     boxes: Sequence[Sequence[float]],
     labels: Sequence[int],
@@ -132,6 +188,8 @@ def objects_of(
     kept = []
     height, width = size
     for number, (left, top, right, bottom) in enumerate(boxes):
+        if not all(map(math.isfinite, (left, top, right, bottom))):
+            raise CorruptData(f"{where}: box {number + 1} is not finite.")
         if min(left, top) < -WHOLE or right > width + WHOLE or bottom > height + WHOLE:
             raise CorruptData(
                 f"{where}: box {number + 1}, {left:g} to {right:g} × {top:g} to {bottom:g}, leaves "
@@ -146,6 +204,7 @@ def objects_of(
         torch.tensor([labels[i] for i in kept], dtype=torch.long),
         torch.tensor([bool(crowd) and crowd[i] for i in kept], dtype=torch.bool),
         outlines=[outlines[i] for i in kept] if outlines else None,
+        size=size,
     )
 
 

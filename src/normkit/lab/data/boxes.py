@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from normkit.errors import OptionError
-from normkit.lab.data.box_files import read_masks
+from normkit.lab.data.box_files import check_outlines, read_masks
 from normkit.lab.data.files import find
 from normkit.lab.data.loaders import Loader, Sets, decoded, decoding_processes, libraries
 from normkit.lab.data.loading import check_kind
 from normkit.lab.data.maps import KEPT, UNUSED
-from normkit.lab.data.records import BoxFiles, BoxListing
+from normkit.lab.data.records import BoxFiles, BoxListing, CorruptData
 from normkit.lab.data.sampling import counts, generator
 from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.experiment.records import Data
@@ -124,6 +124,12 @@ class _ImagesWithObjects(Dataset[tuple[Tensor, Target]]):
         name, objects = files.images[index], files.objects[index]
         image = decoded(files.tree.where(name), lambda _: files.tree.open(name))
         height, width = image.shape[1:]
+        if objects.size not in (None, (height, width)):
+            said = "×".join(map(str, reversed(objects.size or ())))
+            raise CorruptData(
+                f"{files.tree.where(name)} has {width}×{height} pixels, and its annotation says "
+                f"{said}: its boxes are of another image."
+            )
         boxes, labels, crowd = objects.boxes, objects.labels, objects.crowd
         masks = read_masks(files, index, (height, width)) if self.masks or objects.mask else None
         target: Target = {}
@@ -187,6 +193,9 @@ def check_has_boxes(spec: Data) -> None:
 def load_boxes(spec: Data, masks: bool, device: torch.device | str) -> Sets:
     """The sets that ``spec`` asks for. A validation set is drawn from the training images."""
     listing = box_listing(spec)
+    if masks:
+        check_outlines(listing.train)
+        check_outlines(listing.test)
 
     def loader(files: BoxFiles) -> BoxLoader:
         return BoxLoader(files, spec.size, spec.flip, masks, device)

@@ -112,6 +112,12 @@ def _listed(file: Path, folder: Path) -> ClipFiles:
         place = folder / Path(words[0]).name
         if not place.is_dir():
             raise MissingData(f"{place} is not there, and {file}, line {number} lists it.")
+        last = place / f"{int(words[1]):05d}.jpg"
+        if not last.is_file():
+            raise MissingData(
+                f"{last} is not there, and {file}, line {number} says that the clip has "
+                f"{int(words[1])} frames."
+            )
         rows.append((str(place), int(words[1]), int(words[2])))
     if not rows:
         raise MissingData(f"{file} lists no clips: expected FOLDER FRAMES LABEL.")

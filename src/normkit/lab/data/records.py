@@ -127,6 +127,7 @@ class Objects:
     crowd: Tensor  # (n,) bool: many in one, not judged
     mask: str = ""  # a file with a number for each object, in which the boxes are found
     outlines: list[Any] | None = None  # COCO's polygons and runs, decoded when their turn comes
+    size: tuple[int, int] | None = None  # height and width that the annotation says
 
 
 @dataclass(frozen=True, eq=False)

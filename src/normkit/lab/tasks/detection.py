@@ -37,6 +37,7 @@ class Detection(Task):
 
     def __init__(self, masks: bool = False) -> None:
         self.masks = masks
+        self.own = False  # whether the data are the author's own, which nobody has looked at
         names = (*BOXES, *MASKS) if masks else BOXES
         self.metrics: Mapping[str, TaskMetric] = {name: TaskMetric() for name in names}
 
@@ -47,7 +48,8 @@ class Detection(Task):
             check_has_boxes(setting.data)
 
     def load(self, setting: Setting, device: torch.device | str) -> Sets:
-        if is_own(setting.data.name):
+        self.own = is_own(setting.data.name)
+        if self.own:
             return super().load(setting, device)
         return load_boxes(setting.data, self.masks, device)
 
@@ -104,6 +106,8 @@ class Detection(Task):
         images, targets = batch
         if not images:
             raise TaskError("A batch has no images: expected one or more.")
+        if self.own:
+            check_targets(images, targets, self.sets.classes, self.masks)
         with self.format.autocast():
             losses: Mapping[str, Tensor] = model(images, targets)
         return {name.removeprefix("loss_"): value.float() for name, value in losses.items()}
@@ -140,6 +144,44 @@ class Detection(Task):
                 shown.append(image / 255)
             caption = f"{len(targets[0]['boxes'])} objects, {int(sure.sum())} found"
             yield f"a test image, {caption}: the truth and the answer", beside(*shown)
+
+
+def check_targets(
+    images: Sequence[Tensor], targets: Sequence[Any], classes: int, masks: bool
+) -> None:
+    """Refuse objects that cannot be learned; the message names the sample of the batch, from 1."""
+    if len(targets) != len(images):
+        raise TaskError(f"A batch has {len(images)} images and {len(targets)} targets.")
+    for number, (image, target) in enumerate(zip(images, targets, strict=True), 1):
+        height, width = image.shape[-2:]
+        wrong = _fault(target, height, width, classes, masks)
+        if wrong:
+            raise TaskError(f"Sample {number} of a batch, {width}×{height} pixels: {wrong}.")
+
+
+def _fault(target: Any, height: int, width: int, classes: int, masks: bool) -> str:
+    wanted = ("boxes", "labels", "masks") if masks else ("boxes", "labels")
+    for name in wanted:
+        if not isinstance(target, Mapping) or not isinstance(target.get(name), Tensor):
+            return f"its target has no {name}, expected a mapping with {', '.join(wanted)}"
+    boxes, labels = target["boxes"], target["labels"]
+    if boxes.dim() != 2 or boxes.shape[1] != 4 or labels.shape != boxes.shape[:1]:
+        shapes = f"{tuple(boxes.shape)} and {tuple(labels.shape)}"
+        return f"its boxes and labels are {shapes}, expected (n, 4) and (n,)"
+    limits = boxes.new_tensor([width, height, width, height])
+    for bad, what in (
+        (((boxes < 0) | (boxes > limits)).any(1) | ~boxes.isfinite().all(1), "leaves the image"),
+        ((boxes[:, 2:] <= boxes[:, :2]).any(1), "has no area"),
+        ((labels < 1) | (labels > classes), f"has a label that is none of 1 to {classes}"),
+    ):
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0])
+            shown = ", ".join(f"{side:g}" for side in boxes[row].tolist())
+            return f"box {row + 1} ({shown}; label {int(labels[row])}) {what}"
+    expected = (len(boxes), height, width)
+    if masks and target["masks"].shape != expected:
+        return f"its masks are {tuple(target['masks'].shape)}, expected {expected}"
+    return ""
 
 
 class DetectionScore(Evaluation):
