@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -134,7 +135,7 @@ def _tiny(data: LoaderFacts, pooling: list[NormEvidence]) -> Iterator[Finding]:
 
 def _freezing(
     few: list[NormEvidence], values: dict[NormEvidence, float]
-) -> tuple[str, dict[str, float]]:
+) -> tuple[str, dict[str, Any]]:
     """Freeze or not, in a sentence and numbers: which statistics are nearer to those of the data,
     a batch's own, which are right in the mean and noisy, or the running ones, which hold still."""
     pairs = [(sampling_error(values[x]), x.error_on_training) for x in few]

@@ -151,7 +151,7 @@ def _coco_file(tree: FileTree, path: str) -> dict[str, Any]:
                     f"{where}, image {entry['image_id']}: entry {number} of annotations has the "
                     f"box {box}, expected left, top, width and height."
                 )
-    return content  # type: ignore[no-any-return]
+    return content
 
 
 def check_outlines(files: BoxFiles) -> None:
