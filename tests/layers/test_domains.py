@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import io
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
 from normkit import catalog
+from normkit.core import processes
 from normkit.errors import NormkitError, NothingToDo, OptionError, ShapeError
 from tests.cases import CHANNELS, VARIANTS, noted
 
@@ -290,3 +293,50 @@ def test_padding_counts_in_no_domain() -> None:
         chosen = domain == INDEX
         torch.testing.assert_close(y[chosen], singles[domain](x[chosen], mask=mask[chosen]))
         torch.testing.assert_close(layer.running_var[domain], singles[domain].running_var)
+
+
+def test_the_page_about_domains_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "domains.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    exec("\n".join(blocks), {})
+
+
+def test_processes_go_through_all_domains_whatever_each_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else those that have no sample of a domain would not come to the all-reduce of the others."""
+    reduced = []
+
+    def all_reduce(table: Tensor, name: str) -> Tensor:
+        reduced.append(name)
+        return table  # the other process has nothing
+
+    monkeypatch.setattr(processes, "_all_reduce", all_reduce)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for name in ("bn", "rbn", "ubn", "bgn"):
+        layer, singles = pair(name, {})
+        layer.synchronise(processes.Processes("both", 2, 0))
+        x = batch(INDEX)
+        reduced.clear()
+        with nk.use_domain(layer, INDEX):
+            y = layer(x)
+        assert len(reduced) >= 3  # of the second domain as well, which is not here
+        for domain in (0, 2):
+            chosen = domain == INDEX
+            torch.testing.assert_close(y[chosen], singles[domain](x[chosen]))
+        assert layer.num_batches_tracked.tolist() == [1, 0, 1]
+
+
+def test_micro_batches_share_the_statistics_of_a_domain() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nk.BN(4, domains=2))
+    whole = copy.deepcopy(model)
+    x = torch.randn(8, 3, 6, 6)
+    with nk.use_domain(model, 1), nk.use_domain(whole, 1), nk.accumulate(model) as step:
+        step(list(x.split(4)), lambda model, part: model(part).square().mean())
+        whole(x)
+    torch.testing.assert_close(model[1].running_mean, whole[1].running_mean)
+    assert model[1].num_batches_tracked.tolist() == [0, 1]
+    refused = pytest.raises(OptionError, match="one domain after the other")
+    with nk.use_domain(model, [0, 1] * 4), nk.accumulate(model) as step, refused:
+        step(list(x.split(4)), lambda model, part: model(part).square().mean())
