@@ -252,3 +252,11 @@ def test_one_graph_for_all_masks() -> None:
             want = model(x)
             with torch.compiler.set_stance("default" if height == 4 else "fail_on_recompile"):
                 torch.testing.assert_close(compiled(x), want)
+
+
+def test_means_far_from_zero_keep_their_digits() -> None:
+    """A padded zero beside values of 10⁴ would be most of a variance that is taken about zero."""
+    x, mask = torch.randn(4, 8, 6, 6) + 1e4, torch.rand(4, 6, 6) > 0.5
+    got = nk.BN(8)(x, mask=mask).detach().double()
+    want = nk.BN(8).double()(x.double(), mask=mask)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-3)  # a value is rounded to 5e-4

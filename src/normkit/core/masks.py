@@ -47,12 +47,17 @@ class MaskedCells:
         return getattr(self.inner, name)  # how memory is laid: as without a mask
 
     def sum(self, values: Tensor) -> Tensor:
-        return self.inner.sum(torch.where(self.cells, values, 0))
+        """Of values that are zero outside, as gradients are: the output is blanked."""
+        return self.inner.sum(values)
 
     def mean(self, values: Tensor) -> Tensor:
+        return self.mean_of_blank(torch.where(self.cells, values, 0))
+
+    def mean_of_blank(self, values: Tensor) -> Tensor:
+        """The same of values that are zero outside."""
         assert isinstance(self.count, Tensor)
         count = self.count.clamp(min=1).to(values.dtype).expand(self.rows, self.columns)
-        return self.sum(values) / self.inner.lay(count)
+        return self.inner.sum(values) / self.inner.lay(count)
 
     def near(self, cells: Tensor, values: int = 1) -> Tensor:
         return self.mean(cells)

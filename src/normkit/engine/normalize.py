@@ -145,6 +145,8 @@ class _Moments(torch.autograd.Function):
         grad, grad_mean, grad_var = grads
         x, mean = ctx.saved_tensors
         layout, count = ctx.layout, ctx.layout.count
+        if isinstance(count, Tensor):
+            count = count.clamp(min=1)  # a mask may leave nothing of a sample
         slope = None if grad_var is None else 2 * grad_var / count
         constant = None if grad_mean is None else grad_mean / count
         if grad is None:

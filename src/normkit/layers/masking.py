@@ -17,11 +17,11 @@ from normkit.core.masks import MaskContext, MaskedCells, blank, checked, fitted
 from normkit.core.messages import title
 from normkit.core.recomputation import as_first_seen, is_recomputation
 from normkit.core.statistics import MapResult
-from normkit.engine.dispatch import Path
+from normkit.engine.dispatch import Path, looked_into
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.errors import OptionError
 
-WITH_MASK = Path("expression", "a mask is given, and no kernel takes one")
+NO_KERNEL = "a mask is given, and no kernel takes one"
 
 
 class _Here(threading.local):
@@ -86,6 +86,12 @@ def mask_in_force(layer: Any) -> MaskContext | None:
     # left with the checkpoint around, if there is one: the backward may be outside of the block
     seen = as_first_seen(("mask", id(layer)), lambda: _here.context)
     return seen if is_recomputation() else _here.context
+
+
+def path_with_mask(*, compiled: bool | None = None) -> Path:
+    """Which code computes a padded batch."""
+    graph = looked_into() if compiled is None else compiled
+    return Path("expression" if graph else "torch", NO_KERNEL)
 
 
 def valid_positions(norm: Any, x: Tensor) -> Tensor | None:
@@ -160,6 +166,6 @@ class Masking:
         def cells(x: Tensor) -> Layout:
             return MaskedCells(self.cells(x), valid)
 
-        y, result = self.mapped(x, self.state(), residual, activation, WITH_MASK, cells)
+        y, result = self.mapped(x, self.state(), residual, activation, path_with_mask(), cells)
         self.write(result.update)
         return y, result

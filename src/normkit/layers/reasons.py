@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from normkit.engine import dispatch
 from normkit.errors import DtypeError, OptionError
 from normkit.layers.base import Normalizer
-from normkit.layers.masking import WITH_MASK, mask_in_force
+from normkit.layers.masking import mask_in_force, path_with_mask
 from normkit.layers.norm_act import NormAct
 from normkit.layers.weight import WeightNormalizer
 
@@ -50,7 +50,7 @@ def why(layer: nn.Module, x: Tensor, *, compiled: bool = False, mask: Tensor | N
         if isinstance(layer, WeightNormalizer):
             path = layer.path(x, compiled=compiled or None)
         elif mask is not None or mask_in_force(layer) is not None:
-            path = WITH_MASK
+            path = path_with_mask(compiled=compiled or None)
         else:
             path = layer.path(x, compiled=compiled or None, followed=followed)
     except dispatch.NotServed as refusal:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from normkit.core.layout import Batch, Layout
+from normkit.core.masks import MaskedCells
 from normkit.core.precision import statistics_dtype
 from normkit.engine.epilogue import AffineMap, before, epilogue_
 
@@ -42,6 +43,8 @@ def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     to rounding, however far from zero, and the variance of equal values is exactly 0.
     """
     cells = layout.view(x)
+    if isinstance(layout, MaskedCells):
+        return _masked_moments(cells.to(statistics_dtype(x.dtype)), layout)
     near = layout.near(cells, 16).to(statistics_dtype(x.dtype))
     means, variances, lengths = [], [], []
     scratch = None
@@ -67,6 +70,15 @@ def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         apart = torch.stack(means) - mean
         var = (torch.addcmul(torch.stack(variances), apart, apart) * weight).sum(0)
     return layout.lift(near + mean), layout.lift(var)
+
+
+def _masked_moments(cells: Tensor, layout: MaskedCells) -> tuple[Tensor, Tensor]:
+    """The same of a padded batch that is zero in the padding."""
+    near = layout.mean_of_blank(cells)
+    apart = torch.where(layout.cells, cells.sub(layout.over(near)), 0)
+    rest = layout.mean_of_blank(apart)  # what rounding has left
+    var = layout.mean_of_blank(apart.square_()).sub_(rest.square())
+    return layout.lift(near + rest), layout.lift(var.clamp_(min=0))
 
 
 def affine(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
