@@ -63,7 +63,7 @@ def build(case: Case, variant: str) -> nn.Module:
     norm, _, rest = variant.partition("-")
     if norm == "torch":
         return _group_norms(model) if rest == "gn" else model
-    options = {"groups": 32} if norm in ("gn", "bcn") else {}
+    options = {"groups": 32, "group_policy": "gcd"} if norm in ("gn", "bcn") else {}
     nk.convert(model, norm, example=False, **options)
     if rest in ("fused", "save"):
         nk.fuse(model, example=False, save="inputs" if rest == "save" else "all")

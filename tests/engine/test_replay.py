@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
+from normkit.engine import remaking
 from normkit.engine.replay import build
 from normkit.errors import DeviceError
 
@@ -233,3 +235,28 @@ def test_it_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("NORMKIT_CPP", "0")
     assert build.extension() is None
     assert "NORMKIT_CPP=0" in build.reason()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_that_are_made_again(name):
+    """fuse(save="inputs") has replayed steps: its hooks for saved tensors are known."""
+    layer, conv = nk.make(name, 16, **LAYERS[name]), torch.nn.Conv2d(16, 2, 1)
+    follows = {} if name in WITH_KERNEL else {"residual": batch(3), "activation": "relu"}
+    results, seen = [], []
+    for block in (nullcontext, remaking.Remaking):
+        own, after = copy.deepcopy(layer), copy.deepcopy(conv)
+        for number in range(4):
+            x = batch(number).requires_grad_()
+            after.zero_grad()
+            with block():
+                y = own(x, **follows)
+                kind = y.grad_fn.name()
+                loss = after(y).square().sum()
+            del y
+            loss.backward()
+        seen.append(kind)
+        results.append([x.grad, *(p.grad for p in [*own.parameters(), *after.parameters()])])
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+    if name not in WITH_KERNEL:
+        assert all("NormalizerStep" in kind for kind in seen)

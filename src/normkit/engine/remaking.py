@@ -59,6 +59,11 @@ def active() -> bool:
     return _active.depth > 0
 
 
+def are_ours(hooks: Any) -> bool:
+    """Whether hooks for saved tensors are those of ``Remaking``."""
+    return hooks[0] is _pack
+
+
 def offer(y: Tensor, x: Tensor, residual: Tensor | None, make: Make) -> None:
     """Say how y was made of x and a residual, for whoever saves it: ``make`` does it again."""
     if not _active.depth or not y.numel():

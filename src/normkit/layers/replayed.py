@@ -10,6 +10,7 @@ from torch import Tensor
 from normkit.core.fusion import Fusion
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
+from normkit.engine import remaking
 from normkit.engine.dispatch import Path
 from normkit.engine.replay.record import RecordedStep, current_stream, may_replay, step_record
 
@@ -31,7 +32,8 @@ class Replayed:
         if not may_replay(x):
             return None
         own = self.__dict__  # past nn.Module's own way to attributes
-        found: Tensor | None = self._replays(
+        remade = remaking.active()
+        found = self._replays(
             x,
             residual,
             activation,
@@ -39,8 +41,13 @@ class Replayed:
             own["_parameters"],
             own["_buffers"],
             current_stream(x),
+            remade,
         )
-        return found
+        if found is None or not remade:
+            return found
+        y: Tensor = found[0]
+        remaking.offer(y, x, residual, found[1])
+        return y
 
     def recorded(
         self, path: Path, x: Tensor, state: LayerState, fusion: Fusion, activation: str

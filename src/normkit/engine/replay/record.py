@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from normkit.core.statistics import LayerState, Repetition
-from normkit.engine import dispatch
+from normkit.engine import dispatch, remaking
 from normkit.engine.replay.build import extension
 
 PLANS = 16  # of a layer: more shapes than that are not worth recording
@@ -241,7 +241,7 @@ def may_replay(x: Any) -> bool:
         type(x) is Tensor
         and torch.is_grad_enabled()
         and _backward() == -1
-        and _hooks(True) is None
+        and ((hooks := _hooks(True)) is None or remaking.are_ours(hooks))
         and not _transforms()
         and _tracing() is None
         and forward_ad._current_level < 0

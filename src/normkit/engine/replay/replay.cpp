@@ -17,6 +17,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -93,68 +94,97 @@ struct Plan : torch::CustomClassHolder {
 
 bool aligned(const Tensor& t) { return (reinterpret_cast<uintptr_t>(t.data_ptr()) & 15) == 0; }
 
+void start(const Launch& launch, const std::vector<Tensor>& slots, void* stream) {
+  if (!launch.function) {
+    py::gil_scoped_acquire lock;
+    py::list given;
+    for (auto [slot, offset] : launch.slots)
+      given.append(slot < 0 ? py::object(py::none())
+                   : offset ? py::cast(slots[slot].flatten().slice(0, offset))
+                            : py::cast(slots[slot]));
+    launch.call(*py::tuple(given));
+    return;
+  }
+  uint64_t values[64];
+  void* pointers[64];
+  size_t count = 0;
+  for (auto [slot, offset] : launch.slots) {
+    values[count] = slot < 0 ? 0
+                             : reinterpret_cast<uint64_t>(slots[slot].data_ptr()) +
+                                   offset * slots[slot].element_size();
+    pointers[count] = &values[count];
+    ++count;
+  }
+  for (const auto& [kind, number] : launch.numbers) {
+    values[count] = 0;
+    if (kind == 'f') {
+      float value = static_cast<float>(number);
+      std::memcpy(&values[count], &value, sizeof value);
+    } else {
+      int64_t value = static_cast<int64_t>(number);
+      std::memcpy(&values[count], &value, kind == 'i' ? 4 : 8);
+    }
+    pointers[count] = &values[count];
+    ++count;
+  }
+  for (int scratch = 0; scratch < 2; ++scratch, ++count) {  // Triton's own, which are not used
+    values[count] = 0;
+    pointers[count] = &values[count];
+  }
+  int error = cuda_launch()(reinterpret_cast<void*>(launch.function), launch.grid[0],
+                            launch.grid[1], launch.grid[2], launch.threads, 1, 1, launch.shared,
+                            stream, pointers, nullptr);
+  TORCH_CHECK(error == 0, "normkit: a kernel could not be started (CUDA driver error ", error, ")");
+}
+
 void run(const Program& program, std::vector<Tensor>& slots, const Key& key, void* stream) {
   auto like = at::TensorOptions().dtype(key.type).device(key.device);
   auto flat = at::TensorOptions().dtype(at::kFloat).device(key.device);
   for (const auto& a : program.allocations)
     slots.push_back(a.like_x ? at::empty_strided(key.sizes, key.strides, like)
                              : at::empty({a.size}, flat));
-  for (const auto& launch : program.launches) {
-    if (!launch.function) {
-      py::gil_scoped_acquire lock;
-      py::list given;
-      for (auto [slot, offset] : launch.slots)
-        given.append(slot < 0 ? py::object(py::none())
-                     : offset ? py::cast(slots[slot].flatten().slice(0, offset))
-                              : py::cast(slots[slot]));
-      launch.call(*py::tuple(given));
-      continue;
-    }
-    uint64_t values[64];
-    void* pointers[64];
-    size_t count = 0;
-    for (auto [slot, offset] : launch.slots) {
-      values[count] = slot < 0 ? 0
-                               : reinterpret_cast<uint64_t>(slots[slot].data_ptr()) +
-                                     offset * slots[slot].element_size();
-      pointers[count] = &values[count];
-      ++count;
-    }
-    for (const auto& [kind, number] : launch.numbers) {
-      values[count] = 0;
-      if (kind == 'f') {
-        float value = static_cast<float>(number);
-        std::memcpy(&values[count], &value, sizeof value);
-      } else {
-        int64_t value = static_cast<int64_t>(number);
-        std::memcpy(&values[count], &value, kind == 'i' ? 4 : 8);
-      }
-      pointers[count] = &values[count];
-      ++count;
-    }
-    for (int scratch = 0; scratch < 2; ++scratch, ++count) {  // Triton's own, which are not used
-      values[count] = 0;
-      pointers[count] = &values[count];
-    }
-    int error = cuda_launch()(reinterpret_cast<void*>(launch.function), launch.grid[0],
-                              launch.grid[1], launch.grid[2], launch.threads, 1, 1, launch.shared,
-                              stream, pointers, nullptr);
-    TORCH_CHECK(error == 0, "normkit: a kernel could not be started (CUDA driver error ", error,
-                ")");
-  }
+  for (const auto& launch : program.launches) start(launch, slots, stream);
 }
 
-// Inputs of autograd's node: the plan, the stream, x, residual, parameters, buffers; only those in
-// the middle get gradients.
+// The output of a step once more, for whoever kept its input in its place: the last launch of its
+// forward, which reads x, the residual and the tables, and writes y.
+struct Remake {
+  c10::intrusive_ptr<Plan> plan;
+  Tensor tables;
+  uint64_t stream;
+
+  static bool possible(const Plan& plan) {
+    for (auto [slot, offset] : plan.forward.launches.back().slots)
+      if (slot > 1 && slot != plan.tables && slot != plan.y) return false;
+    return true;
+  }
+
+  Tensor operator()(const Tensor& x, const std::optional<Tensor>& residual) const {
+    const Key& key = plan->key;
+    std::vector<Tensor> slots(std::max(plan->tables, plan->y) + 1);
+    slots[0] = x;
+    if (residual) slots[1] = *residual;
+    slots[plan->tables] = tables;
+    slots[plan->y] = at::empty_strided(key.sizes, key.strides,
+                                       at::TensorOptions().dtype(key.type).device(key.device));
+    start(plan->forward.launches.back(), slots, reinterpret_cast<void*>(stream));
+    return slots[plan->y];
+  }
+};
+
+// Inputs of autograd's node: the plan, the stream, x, residual, parameters, buffers, and where the
+// tables go; only those in the middle get gradients.
 struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
   static Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Plan>& plan, void* stream,
                         const Tensor& x, const std::optional<Tensor>& residual,
-                        at::TensorList parameters, const std::vector<Tensor>& buffers) {
+                        at::TensorList parameters, const std::vector<Tensor>& buffers,
+                        Tensor* tables) {
     std::vector<Tensor> slots{x, residual ? *residual : Tensor()};
     slots.insert(slots.end(), parameters.begin(), parameters.end());
     slots.insert(slots.end(), buffers.begin(), buffers.end());
     run(plan->forward, slots, plan->key, stream);
     const bool again = plan->key.activation != "none";  // the map is made again in the backward
+    *tables = slots[plan->tables];
     variable_list kept{x, again && residual ? *residual : Tensor(), slots[plan->tables]};
     kept.insert(kept.end(), parameters.begin(), parameters.end());
     ctx->save_for_backward(std::move(kept));
@@ -168,7 +198,7 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     auto capsule = ctx->saved_data["plan"].toCapsule();
     const Plan& plan = static_cast<const Plan&>(*capsule);
     const size_t count = plan.parameters.size();
-    variable_list found(5 + count);
+    variable_list found(6 + count);
     Tensor grad = grads[0];
     if (!grad.defined()) return found;
     variable_list kept = ctx->get_saved_variables();
@@ -238,10 +268,11 @@ bool collect(const py::dict& from, const std::vector<py::str>& names,
 struct Replays {
   std::vector<c10::intrusive_ptr<Plan>> plans;
 
-  // The layer's output; None where nothing was recorded for such an input.
+  // The layer's output, and with ``remade`` how to make it again; None where nothing was recorded
+  // for such an input.
   py::object forward(const Tensor& x, const std::optional<Tensor>& residual,
                      const std::string& activation, bool training, const py::dict& parameters,
-                     const py::dict& buffers, uint64_t stream) const {
+                     const py::dict& buffers, uint64_t stream, bool remade) const {
     for (const auto& plan : plans) {
       const Key& key = plan->key;
       if (key.training != training || key.sizes != x.sizes() || key.strides != x.strides() ||
@@ -256,13 +287,16 @@ struct Replays {
                        residual->device() != key.device || !aligned(*residual) ||
                        residual->unsafeGetTensorImpl()->is_python_dispatch()))
         continue;
-      if (!aligned(x)) return py::none();
+      if (!aligned(x) || (remade && !Remake::possible(*plan))) return py::none();
       std::vector<Tensor> own, kept;
       if (!collect(parameters, plan->parameters, plan->types, 0, key.device, own) ||
           !collect(buffers, plan->buffers, plan->types, plan->parameters.size(), key.device, kept))
         return py::none();
-      return py::cast(NormalizerStep::apply(plan, reinterpret_cast<void*>(stream), x, residual,
-                                            at::TensorList(own), kept));
+      Tensor tables;
+      Tensor y = NormalizerStep::apply(plan, reinterpret_cast<void*>(stream), x, residual,
+                                       at::TensorList(own), kept, &tables);
+      if (!remade) return py::cast(y);
+      return py::make_tuple(y, Remake{plan, tables, stream});
     }
     return py::none();
   }
@@ -323,6 +357,7 @@ c10::intrusive_ptr<Plan> plan(const Tensor& x, const py::dict& given) {
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  py::class_<Remake>(m, "Remake").def("__call__", &Remake::operator());
   py::class_<Replays>(m, "Replays")
       .def(py::init<>())
       .def("add", [](Replays& self, const Tensor& x, const py::dict& given) {
