@@ -1,6 +1,7 @@
 """Write the pages about the papers from what is committed.
 
-python -m tools.evidence                      docs/papers.md, evidence.md, which-normalizer.md
+python -m tools.evidence                      docs/papers.md, evidence.md, which-normalizer.md, and
+                                              the table of docs/tasks-of-the-papers.md
 python -m tools.evidence --reports FOLDER     also a page with charts for each experiment
 """
 
@@ -14,10 +15,16 @@ from normkit.core.atomic_write import write_text
 from normkit.lab.statistics import compare
 from tools.evidence.page import Evidence, evidence_page
 from tools.evidence.papers import papers_page
+from tools.evidence.tasks import tasks_page
 from tools.evidence.which import which_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {"papers.md": papers_page, "evidence.md": evidence_page, "which-normalizer.md": which_page}
+PAGES = {
+    "papers.md": papers_page,
+    "evidence.md": evidence_page,
+    "which-normalizer.md": which_page,
+    "tasks-of-the-papers.md": tasks_page,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
