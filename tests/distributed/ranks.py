@@ -16,6 +16,7 @@ from pathlib import Path
 
 import checks
 import torch
+import torch._dynamo  # once here, and not in every process
 from torch import distributed
 
 WORLD = 4
