@@ -167,6 +167,18 @@ def test_images_of_several_sizes_that_come_in_order_are_seen() -> None:
         assert ("unshuffled-batches" in {f.kind for f in found}) is expected
 
 
+def test_a_list_without_images_is_named() -> None:
+    """It ended in "list index out of range", with a hint about pairs and mappings."""
+    batches: list[Any] = [*pairs_of_images([0.0, 1.0]), ([], [])]
+    for look in (nk.diagnose, nk.calibrate):
+        with pytest.raises(ShapeError, match=r"^Batch 2: It has no images, expected a list"):
+            look(Detector().eval(), batches)  # type: ignore[operator]
+    with pytest.raises(ShapeError, match="Batch 1: A batch is an empty list"):
+        nk.calibrate(Detector().eval(), [[]])
+    with pytest.raises(OptionError, match="example= is an empty list"):
+        nk.convert(Detector(), "gn", example=[])
+
+
 def test_video() -> None:
     """(N, C, T, H, W): statistics are of all frames and places, and stale ones are found."""
     model = nn.Sequential(

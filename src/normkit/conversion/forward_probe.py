@@ -78,6 +78,11 @@ def check_example(example: Any) -> None:
             f"example= got {example!r}, which looks like a shape. Expected an input of the model. "
             f"Try example=torch.randn({sizes})."
         )
+    if isinstance(example, tuple | list | Mapping) and not example:
+        raise OptionError(
+            f"example= is an empty {type(example).__name__}. Expected an input of the model, as a "
+            "list of images for a detector."
+        )
     for tensor in tensors_in(example):
         if tensor.is_floating_point() and not tensor.is_meta:
             bad = int(tensor.isnan().sum())

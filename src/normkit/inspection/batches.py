@@ -102,9 +102,13 @@ class BatchReader:
 
     def __iter__(self) -> Iterator[LoaderBatch]:
         empty = True
-        for given in self._limited():
+        for number, given in enumerate(self._limited(), 1):
             empty = False
-            yield read_batch(moved(given, self.device), self.model, self.forward)
+            try:
+                batch = read_batch(moved(given, self.device), self.model, self.forward)
+            except ShapeError as error:
+                raise ShapeError(f"Batch {number}: {error}") from error
+            yield batch
         if empty:
             raise NothingToDo(
                 "The loader gave no batches. A DataLoader with drop_last=True is empty if the data "
@@ -134,6 +138,8 @@ def read_batch(
     batches that are no pairs gets the batch itself. The whole batch is for ``forward``, if any.
     """
     inputs = inputs_of(given, model)
+    if model is not None and isinstance(inputs, list) and not inputs and takes_list(model):
+        raise ShapeError("It has no images, expected a list of one or more.")
     images = None if model is None else images_in(model, inputs)
     if forward is not None or images is not None:
         batch = inputs if forward is None else given
@@ -156,7 +162,8 @@ def inputs_of(batch: Any, model: nn.Module | None = None) -> Any:
     if model is not None and images_in(model, batch) is not None:
         return batch
     if not batch:
-        raise ShapeError("A batch is an empty tuple, expected a tensor or (inputs, target).")
+        kind = type(batch).__name__
+        raise ShapeError(f"A batch is an empty {kind}, expected a tensor or (inputs, target).")
     return batch[0]
 
 

@@ -150,7 +150,9 @@ def _freezing(
     if fixed <= noise:
         nearer = "frozen, by nk.freeze(model, 'statistics'), they would be nearer."
     else:
-        nearer = "to freeze these would be worse; calibrate them first."
+        nearer = (
+            "frozen they would be farther off, but hold still: compare, or calibrate them first."
+        )
     return text + nearer, {"batch_error": noise, "running_error": fixed}
 
 
