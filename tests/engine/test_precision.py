@@ -109,9 +109,7 @@ def test_no_worse_than_torch(name, memory, ratio):
     no_worse(layer, other, ratio, memory, "torch")
 
 
-@pytest.mark.parametrize(
-    ("memory", "ratio"), [("contiguous", 0.0), ("channels_last", 10.0), ("contiguous", 1e4)]
-)
+@pytest.mark.parametrize(("memory", "ratio"), [("channels_last", 0.0), ("contiguous", 1e4)])
 @pytest.mark.parametrize("name", ACTIVATION)
 def test_kernels_are_no_worse(name, memory, ratio):
     pytest.importorskip("triton", reason="Triton is not installed")

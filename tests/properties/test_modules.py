@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
 from cases import build, every, inputs, label, same_buffers
-from normkit import catalog
 from normkit.errors import TransformError
 
 
@@ -175,54 +174,6 @@ def test_vmap_over_models_in_training(case):
     if any(not torch.equal(b, models[0].get_buffer(key)) for key, b in layer.named_buffers()):
         with pytest.raises(TransformError, match="running statistics"):
             torch.func.vmap(layer)(xs)  # whose buffers would be changed by three models
-
-
-def by_export(case):
-    """Whether test_export.py traces it in eval mode, where options do little."""
-    return case[1] and case[1].get("preset") != "authors"
-
-
-GRAPHS = [
-    pytest.param(case, mode, id=f"{label(case)}-{mode}")
-    for case in every()
-    for mode in ("train", "eval")
-    if mode == "train" or (not catalog.find(case[0]).card.same_in_eval and not by_export(case))
-]
-
-
-@pytest.mark.parametrize(("case", "mode"), GRAPHS)
-def test_compile_fullgraph(case, mode):
-    """One graph, no break: the traced layer equals the eager one, buffers included.
-
-    The backend that traces and differentiates but does not generate code; the inductor is
-    tested on a few layers below, since each takes seconds to compile. Every layer in both modes;
-    its options in training, where they do more.
-    """
-    torch.compiler.reset()
-    layer = build(case).train(mode == "train")
-    twin = copy.deepcopy(layer)
-    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
-    for _ in range(2):
-        x = inputs()
-        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-        torch.testing.assert_close(run(layer, a), run(compiled, b))
-        torch.testing.assert_close(a.grad, b.grad)
-    for (key, mine), other in zip(layer.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, msg=key)
-    for (key, mine), other in zip(layer.named_buffers(), twin.buffers(), strict=True):
-        torch.testing.assert_close(mine, other, msg=key, equal_nan=True)
-
-
-@pytest.mark.parametrize("name", ["bn", "gn", "ubn"])
-def test_compile_inductor(name):
-    torch.compiler.reset()
-    layer = build((name, {}), torch.float32)
-    twin = copy.deepcopy(layer)
-    compiled = torch.compile(twin, fullgraph=True)
-    x = inputs(dtype=torch.float32)
-    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    torch.testing.assert_close(run(layer, a), run(compiled, b), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
