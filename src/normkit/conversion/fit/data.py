@@ -58,6 +58,9 @@ class Fit:
     """What changes: "norms", scales and shifts of the new norms; or "all": weights of convolutions
     and linear layers are fitted as well, by regression, and distilling trains every parameter.
     None is "norms" for a fit alone, and "all" if distilling follows."""
+    augment: bool = True
+    """Whether images may be flipped and cropped at random while distilling, which is done if the
+    fit is nearly as good for such views as for the images."""
     standardize: str | None = None
     """Weight standardization on top: "ws" (or "wn", "cwn") for the convolutions before these norms,
     which are then fitted to what the old norms gave with the weights as they were."""

@@ -128,8 +128,7 @@ def fit_edits(
     weights = {path: value for layer in linear for path, value in layer.values().items()}
     if not fit.distill:
         return FitResult(tuple(places), report, weights, example, standardizing)
-    with standardized(convolutions):
-        result = distill(model, places, weights, runs, outputs[: len(runs)], fit)
+    result = distill(model, places, weights, convolutions, runs, outputs[: len(runs)], fit)
     report = replace(
         report,
         output_error=result.output_error,
@@ -316,7 +315,8 @@ def _progress_note(before: FitReport, after: Distilled) -> str:
     was = "" if before.output_error is None else f" from {before.output_error:.1%}"
     return (
         f"Distilling took the error of the outputs{was} to {after.output_error:.1%}; of "
-        f"{after.steps} steps the first {after.best_step} are kept."
+        f"{after.steps} steps, {'with' if after.augmented else 'without'} flips and crops, the "
+        f"first {after.best_step} are kept."
     )
 
 

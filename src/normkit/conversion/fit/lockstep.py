@@ -29,7 +29,7 @@ from normkit.layers.base import Normalizer
 from normkit.layers.measured import Refusal
 from normkit.layers.norm_act import NormAct
 
-VALUES = 1 << 14  # of a channel that enter a fit, at most
+VALUES = 1 << 11  # of a channel that enter a fit of two numbers, at most
 AT_ONCE = 1 << 22  # and of all channels together: 32 MB in float64
 ABSURD = 1e12  # an error of running statistics: pixels up to 255 in place of 1 make one of 1e5
 PARTED = (

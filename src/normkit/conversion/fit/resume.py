@@ -41,6 +41,7 @@ class Course:
             "number of steps": fit.distill,
             "parameters": "all" if fit.everything else "norms",
             "standardize": fit.standardize,
+            "augment": fit.augment,
             "new norms": norms,
             "trained tensors": {name: list(value.shape) for name, value in trained.items()},
             "outputs of the old network": [float(t.double().norm()) for t in targets],
