@@ -26,7 +26,7 @@ from benchmarks.fitted import cifar, finetuning, rows
 from benchmarks.fitted.conversions import TARGETS
 from benchmarks.fitted.pacs import DOMAINS, read_pacs, save_pacs
 from benchmarks.fitted.tables import tables
-from benchmarks.fitted.worker import BROKEN, Job, decoded, work
+from benchmarks.fitted.worker import BROKEN, DRAWN, Job, decoded, work
 
 FINE_TUNED = {"kind": "finetune"}
 GRACE = 5.0  # seconds that processes have for an end of their own
@@ -131,6 +131,8 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         if number == 0:
             if "pacs" in parts:
                 jobs += [("pacs", first, target) for target in ("bn", *options.targets)]
+                drawn = [target for target in DRAWN if target in options.targets]
+                jobs += [("draws", first, target, seed) for target in drawn for seed in seeds]
             if "cifar" in parts:
                 jobs += [("cifar", target) for target in ("bn", *options.cifar_targets)]
     if "pacs" in parts:

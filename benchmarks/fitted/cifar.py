@@ -87,6 +87,11 @@ class Conversions:
             for count in IMAGES if closer else IMAGES[:2]:
                 model, seconds, report = fitted(self.model, target, self.images[:count])
                 row("fitted", count, model, seconds=seconds, agreement=report.agreement)
+            for count in IMAGES if closer else ():
+                model, seconds, report = fitted(
+                    self.model, target, self.images[:count], parameters="all"
+                )
+                row("fitted, all", count, model, seconds=seconds, agreement=report.agreement)
             for parameters in ("norms", "all") if closer else ("norms",):
                 model, seconds, report = fitted(
                     self.model, target, self.images[:DISTILLED_ON],

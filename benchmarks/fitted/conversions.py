@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 import normkit as nk
 
-# gn:8 is gn with 8 groups, or the largest number of groups that divides both 8 and the channels
+# gn:8 is gn with 8 groups, or as many as there are channels, and of that the greatest divisor
+# that both have; gn is what it takes by itself: 32 groups, or four channels each where they are few
 TARGETS = (
-    "gn:1", "gn:8", "gn:32", "gn:fit", "ln", "in", "pn", "rms", "dyt", "sn", "ssn", "bcn", "bgn",
-    "gbgn", "ibn", "iebn", "dn", "gw", "rbn", "ubn", "bnet", "batch_renorm", "ghost_bn",
+    "gn:1", "gn:8", "gn:32", "gn", "gn:fit", "ln", "in", "pn", "rms", "dyt", "sn", "ssn", "bcn",
+    "bgn", "gbgn", "ibn", "iebn", "dn", "gw", "rbn", "ubn", "bnet", "batch_renorm", "ghost_bn",
 )  # fmt: skip
 
 

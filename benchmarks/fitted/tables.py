@@ -26,6 +26,7 @@ def tables(rows: Sequence[Row]) -> str:
 def sections(rows: Sequence[Row]) -> dict[str, str]:
     return {
         "Lite0 on PACS, right after conversion": _after_conversion(rows),
+        "Lite0 on PACS, over sets of images that are fitted on": _draws(rows),
         "The starts of fine-tuning, over seeds": _starts(rows),
         "Fine-tuning": _fine_tuning(rows),
         "Fine-tuning, differences of paired seeds": _differences(rows),
@@ -81,7 +82,7 @@ def _after_conversion(rows: Sequence[Row]) -> str:
     lines = []
     targets = _seen(rows, "target")
     for target in sorted(targets, key=lambda name: name != "bn"):
-        hows = [""] if target == "bn" else ["plain", "fitted", "distilled"]
+        hows = [""] if target == "bn" else ["plain", "fitted", "fitted, all", "distilled"]
         for how in hows:
             cells = [cell(target, how, domain) for domain in domains]
             if any(cells):
@@ -89,6 +90,20 @@ def _after_conversion(rows: Sequence[Row]) -> str:
     table = markdown(["", "", *domains], lines)
     refusals = {r["target"]: r["refused"] for r in rows if "refused" in r}
     return "\n".join([table, *(f"\n{name}: {why}" for name, why in refusals.items())])
+
+
+def _draws(rows: Sequence[Row]) -> str:
+    """Mean and deviation over sets, and the mean as a share of batch norm's accuracy."""
+    lines = []
+    for domain in DOMAINS:
+        whole = [r["test"] for r in _select(rows, kind="pacs", domain=domain, target="bn")]
+        own = _select(rows, kind="draw", domain=domain)
+        for target in _seen(own, "target"):
+            for how in _seen(_select(own, target=target), "how"):
+                values = _by_seed(_select(own, target=target, how=how))
+                share = percent(mean(values) / whole[-1]) if whole else NONE
+                lines.append([domain, target, how, spread(values), share])
+    return markdown(["domain", "", "", "accuracy", "of bn"], lines)
 
 
 def _starts(rows: Sequence[Row]) -> str:

@@ -22,6 +22,7 @@ from normkit.errors import NormkitError
 Job = tuple[str, ...]
 STEPS = {1: 400, 2: 400, 8: 300, 32: 150}  # of fine-tuning, by batch size
 DISTILLED = ("gn:1", "gn:8", "gn:32", "ln", "in", "bcn")  # targets that are distilled as well
+DRAWN = ("gn:1", "ln", "gn:8", "gn:32", "gn")  # targets with several sets of images
 BROKEN = 3  # exit status of a process whose GPU context is lost
 
 
@@ -119,10 +120,27 @@ class Worker:
             images = self.images(domain, 0)
             self._measured(key, "fitted", domain, target, images, end=target not in DISTILLED)
             if target in DISTILLED:
-                steps = self.options.distill
-                self._measured(key, "distilled", domain, target, images, end=True, distill=steps)
+                for how, settings in self._closer():
+                    last = how == "distilled"
+                    self._measured(key, how, domain, target, images, end=last, **settings)
         except NormkitError as error:
             self.emit({**key, "refused": refusal(error), "end": True})
+
+    def _closer(self) -> list[tuple[str, dict[str, Any]]]:
+        """What brings a conversion nearer than a fit of its norms."""
+        return [
+            ("fitted, all", {"parameters": "all"}),
+            ("distilled", {"distill": self.options.distill}),
+        ]
+
+    def _draws_job(self, domain: str, target: str, seed: str) -> None:
+        """Several sets of images to fit on, so that a figure does not hang on one of them."""
+        key = {"kind": "draw", "domain": domain, "target": target, "seed": int(seed)}
+        images = None
+        for how, settings in [("fitted", {}), *self._closer()]:
+            if not rows.read(self.options.out, how=how, **key):
+                images = self.images(domain, int(seed)) if images is None else images
+                self._measured(key, how, domain, target, images, **settings)
 
     def _measured(
         self,

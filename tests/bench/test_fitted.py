@@ -81,6 +81,19 @@ def test_the_validation_part_chooses_and_the_test_part_is_reported() -> None:
     assert "| 2 | photo | 30.0 ± 17.3 (3) @ 0.1 |" in tables([*tried, *more])
 
 
+def test_sets_of_images_are_compared_with_batch_norm() -> None:
+    measured = [
+        {"kind": "pacs", "domain": "photo", "target": "bn", "how": "", "test": 0.8},
+        *(
+            {"kind": "draw", "domain": "photo", "target": "gn:1", "how": how, "seed": s, "test": t}
+            for how, s, t in (("fitted", 0, 0.7), ("fitted", 1, 0.9), ("distilled", 0, 0.8))
+        ),
+    ]
+    table = sections(measured)["Lite0 on PACS, over sets of images that are fitted on"]
+    assert "| photo | gn:1 | fitted | 80.0 ± 14.1 (2) | 100.0 |" in table
+    assert "| photo | gn:1 | distilled | 80.0 (1) | 100.0 |" in table
+
+
 def test_a_run_in_a_used_slot_is_the_run_alone(pacs: Pacs) -> None:
     model = finetuning.network(Backbone().eval(), "bn")
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}

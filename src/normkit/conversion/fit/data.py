@@ -161,10 +161,12 @@ def _read(model: nn.Module, fit: Fit) -> Iterator[LoaderBatch]:
         fit.forward is None and images_in(model, images) is not None
     ):
         batches = [images]
-    elif isinstance(images, str) or not isinstance(images, Iterable):
+    elif (
+        isinstance(images, str) or hasattr(images, "__array__") or not isinstance(images, Iterable)
+    ):
         raise OptionError(
             f"fit= expects images: a tensor (N, ...), a loader, or a list of batches, got "
-            f"{type(images).__name__}."
+            f"{type(images).__name__}.{_instead_of(images)} {UNTOUCHED}"
         )
     else:
         batches = images
@@ -172,6 +174,28 @@ def _read(model: nn.Module, fit: Fit) -> Iterator[LoaderBatch]:
     for batch in BatchReader(model, batches, fit.forward, max_samples=fit.max_images):
         yield batch if batch.size <= left else _first(batch, left, model)
         left -= batch.size
+
+
+def _instead_of(images: Any) -> str:
+    """What to try in place of something that is nearly right."""
+    if hasattr(images, "__array__"):
+        return " Try torch.as_tensor(images)."
+    if hasattr(images, "__getitem__") and hasattr(images, "__len__"):  # a dataset
+        return " Try torch.utils.data.DataLoader(dataset, batch_size=32)."
+    return " Folders are read by normkit convert --fit." if isinstance(images, str) else ""
+
+
+def single_images(fit: Fit) -> str:
+    """What to say of a model that fails, if what came were images and no batches of them."""
+    images = fit.images
+    if not isinstance(images, tuple | list) or not images or fit.forward is not None:
+        return ""
+    if not all(isinstance(x, Tensor) and x.dim() == 3 for x in images):
+        return ""
+    return (
+        f"fit= got a list of tensors such as {tuple(images[0].shape)}, each taken for a batch. If "
+        f"these are single images, try torch.stack(images). {UNTOUCHED}"
+    )
 
 
 def _first(batch: LoaderBatch, count: int, model: nn.Module) -> LoaderBatch:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normkit.conversion.edits import Edit, ReplaceModule
-from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun, image_runs
+from normkit.conversion.fit.data import UNTOUCHED, Fit, ImageRun, image_runs, single_images
 from normkit.conversion.fit.distill import Distilled, distill
 from normkit.conversion.fit.linear import LinearSite, linear_sites
 from normkit.conversion.fit.lockstep import Candidate, FitSite, Lockstep, output_map_of
@@ -153,6 +153,8 @@ def _fitted(
     try:
         outputs = Lockstep(model, places, runs, fit, linear, weights=convolutions).run()
     except ShapeError as error:
+        if words := single_images(fit):
+            raise ShapeError(f"{words} {error}") from error
         raise _wrong_type(model, runs) or error from error
     if any(place.calls > 1 for place in places):  # once more, with what suits all its calls
         outputs = Lockstep(model, places, runs, fit, linear, True, convolutions).run()
