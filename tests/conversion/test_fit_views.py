@@ -63,8 +63,8 @@ def test_what_is_no_image_stays_as_it_is(shape: tuple[int, ...]) -> None:
 
 
 def test_views_are_learned_from_where_the_fit_holds_for_them() -> None:
-    """Digits in a mirror are no digits: to match the network there made it worse for others. So it is
-    asked whether the fit holds for views as it does for the images."""
+    """Digits in a mirror are no digits: to match the network there made it worse for others. So
+    the fit has to hold for views as it does for the images."""
     told = {}
     for name, images, augment in (
         ("blobs", blobs(30), True), ("asked not to", blobs(30), False), ("noise", noise(30), True)
