@@ -63,7 +63,7 @@ def build(case: Case, variant: str) -> nn.Module:
     norm, _, rest = variant.partition("-")
     if norm == "torch":
         return _group_norms(model) if rest == "gn" else model
-    options = {"groups": 32, "group_policy": "gcd"} if norm in ("gn", "bcn") else {}
+    options: Any = {"groups": 32, "group_policy": "gcd"} if norm in ("gn", "bcn") else {}
     nk.convert(model, norm, example=False, **options)
     if rest in ("fused", "save"):
         nk.fuse(model, example=False, save="inputs" if rest == "save" else "all")
@@ -82,7 +82,7 @@ def _group_norms(model: nn.Module) -> nn.Module:
 
 def step_of(model: nn.Module, case: Case, device: torch.device) -> Step:
     """A step of training in bf16 and channels_last; it waits for nothing."""
-    model.to(device, memory_format=torch.channels_last).train()
+    model.to(device).to(memory_format=torch.channels_last).train()
     shape = case.batch, 3, case.pixels, case.pixels
     x = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
     y = torch.randint(1000, (case.batch,), device=device)
@@ -118,7 +118,7 @@ def peak(case: Case, variant: str, device: torch.device) -> float | None:
 
 def measure(case: Case, device: torch.device, options: Any) -> list[dict[str, Any]]:
     variants = [v for v in case.variants if not options.variants or v in options.variants]
-    rows = [{"variant": v, "gib": peak(case, v, device)} for v in variants]
+    rows: list[dict[str, Any]] = [{"variant": v, "gib": peak(case, v, device)} for v in variants]
     gc.collect()
     steps = {v: step_of(build(case, v), case, device) for v in variants}
     for step in steps.values():

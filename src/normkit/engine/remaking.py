@@ -44,7 +44,7 @@ class Remaking:
         self.hooks = torch.autograd.graph.saved_tensors_hooks(_pack, _unpack)
 
     def __enter__(self) -> None:
-        self.hooks.__enter__()  # type: ignore[no-untyped-call]
+        self.hooks.__enter__()
         _active.depth += 1
 
     def __exit__(self, *error: object) -> None:

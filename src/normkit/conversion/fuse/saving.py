@@ -42,7 +42,7 @@ def save_all(model: nn.Module) -> None:
             model._forward_hooks_always_called.pop(key, None)
     for module in model.modules():
         if type(module) is IndexFreeMaxPool2d:
-            module.__class__ = nn.MaxPool2d
+            module.__class__ = nn.MaxPool2d  # type: ignore[assignment]
 
 
 def _begin(model: nn.Module, inputs: Any) -> None:
@@ -88,5 +88,5 @@ class _MaxPool(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            (dx,) = torch.autograd.grad(F.max_pool2d(x, *ctx.how), x, *grads)
+            (dx,) = torch.autograd.grad(F.max_pool2d(x, *ctx.how), x, grads[0])
         return dx, None
