@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torchvision.io import encode_jpeg
 
-from tools import real_models
+import normkit as nk
+from tools import frozen_or_not, real_models
 
 CELL = "<object><name>{}</name><bndbox>{}</bndbox></object>"
 
@@ -20,8 +21,9 @@ def test_without_data_it_says_what_it_wants(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("NORMKIT_DATA", raising=False)
-    assert real_models.main(["pair"]) == 2
-    assert "NORMKIT_DATA" in capsys.readouterr().err
+    for tool, arguments in ((real_models, ["pair"]), (frozen_or_not, [])):
+        assert tool.main(arguments) == 2
+        assert "NORMKIT_DATA" in capsys.readouterr().err
 
 
 def test_boxes_of_nothing_are_left_out() -> None:
@@ -42,6 +44,36 @@ def test_boxes_of_nothing_are_left_out() -> None:
     assert x.shape == (3, 8, 8)
     assert target["boxes"].tolist() == [[1, 2, 5, 6]]
     assert target["labels"].tolist() == [2]
+
+
+def test_each_way_does_to_the_norms_what_it_says() -> None:
+    """Frozen statistics stay in training; calibrated ones are those of the images."""
+    images = [[torch.rand(3, 9, 9) + i for _ in range(2)] for i in range(4)]
+    batches: frozen_or_not.Batches = [(pair, [None, None]) for pair in images]
+
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+
+        def forward(self, x: list[torch.Tensor]) -> torch.Tensor:
+            y: torch.Tensor = self.backbone(torch.stack(x))
+            return y
+
+    means = {}
+    for way in ("kept", "frozen", "calibrated"):
+        torch.manual_seed(0)
+        model = frozen_or_not.WAYS[way](Detector(), batches).train()
+        norm = model.get_submodule("backbone.1")
+        before = norm.running_mean.clone()
+        model(images[0])
+        assert torch.equal(before, norm.running_mean) is (way != "kept"), way
+        means[way] = before
+    assert not torch.equal(means["calibrated"], means["frozen"])
+    with pytest.warns(
+        UserWarning, match="seem unlike"
+    ):  # the statistics of a new network fit nothing
+        assert isinstance(frozen_or_not.group_norm(Detector(), batches).backbone[1], nk.GN)
 
 
 def test_the_norms_of_a_detector_keep_their_mode() -> None:
