@@ -47,7 +47,7 @@ def test_a_good_experiment_passes() -> None:
 @pytest.mark.parametrize(
     ("addition", "said"),
     [
-        ("options = { groups = 5 }", "variant 'gn' cannot be trained: conv1.norm: GN expects"),
+        ("options = { groups = 5 }", "variant 'gn' cannot be trained: groups=5 does not divide"),
         ('where = "layer4"', "where='layer4' fits none of the 3 norms"),
         ("options = { groups = -1 }", "expects groups to be a positive integer, got -1"),
     ],
