@@ -21,8 +21,8 @@ test: $(READY) ## all tests
 test-oldest: $(OLDEST)/.installed ## layers, engine and their properties with the oldest torch that is supported
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal tests/engine tests/layers tests/properties
 
-test-integrations: $(VENV)/.integrations ## layers in ONNX files, and training by Lightning, Transformers, Accelerate and timm
-	NORMKIT_INTEGRATIONS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m integration tests/integrations
+test-integrations: $(VENV)/.integrations ## layers in ONNX files; Lightning, Transformers, Accelerate, timm and Ray (about three minutes)
+	NORMKIT_INTEGRATIONS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integrations tests/lab/sweep/test_ray.py
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
@@ -44,16 +44,17 @@ clean: ## remove .venv and everything that tools left behind
 	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# the stamp is touched last, so that an interrupted installation is done again
+# the stamp is touched last, so that an interrupted installation is done again; not compiled, for that
+# takes a minute for 20,000 files, most of which are never imported, and Python does it when they are
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "normkit needs Python 3.11 or newer; try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,test,dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[lab,test,dev]'
 	@touch $@
 
 $(VENV)/.integrations: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[integrations]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[integrations]'
 	@touch $@
 
 # what pyproject.toml allows at least; NumPy as old as the interpreter of that torch's Triton needs it
