@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
 from cases import build, every, inputs, label, same_buffers
+from normkit import catalog
 from normkit.errors import TransformError
 
 
@@ -174,6 +175,33 @@ def test_vmap_over_models_in_training(case):
     if any(not torch.equal(b, models[0].get_buffer(key)) for key, b in layer.named_buffers()):
         with pytest.raises(TransformError, match="running statistics"):
             torch.func.vmap(layer)(xs)  # whose buffers would be changed by three models
+
+
+@pytest.mark.parametrize("name", catalog.names("activation"))
+def test_jacobians_with_functional_statistics(name):
+    """In training, jacrev and grad of parameters and the new statistics as an output; the layer's
+    own stay."""
+    layer, x = build((name, {})), inputs(4, (2, 2))
+    parameters = {key: p.detach() for key, p in layer.named_parameters() if p.requires_grad}
+    before = copy.deepcopy(layer.state_dict())
+
+    def call(given):
+        buffers = {key: buffer.clone() for key, buffer in layer.named_buffers()}
+        y = torch.func.functional_call(layer, (given, buffers), (x,))
+        return y.square().sum((1, 2, 3)), buffers
+
+    if not parameters:
+        pytest.skip("it has no parameters")
+    rows, after = torch.func.jacrev(call, has_aux=True)(parameters)
+    total = torch.func.grad(lambda given: call(given)[0].sum())(parameters)
+    assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
+    run(layer, x)
+    for key, parameter in layer.named_parameters():
+        if key in rows:
+            torch.testing.assert_close(rows[key].sum(0), parameter.grad, msg=key)
+            torch.testing.assert_close(total[key], parameter.grad, msg=key)
+    for key, buffer in layer.named_buffers():
+        torch.testing.assert_close(after[key], buffer, equal_nan=True, msg=key)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
