@@ -160,7 +160,7 @@ def measure_layer(options: argparse.Namespace) -> None:
     for shape in ((32, 64, 16, 16), (32, 256, 14, 14), (32, 512, 2, 2)):
         times = []
         for processes in (None, pretended):
-            layer = nk.make(options.layer, shape[1]).to(device)
+            layer: Any = nk.make(options.layer, shape[1]).to(device)
             layer.synchronise(processes)
             x = torch.randn(shape, device=device, requires_grad=True)
             grad = torch.randn(shape, device=device)
@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _joined(0, 1, file, work, options)
             return 0
         arguments_of = (world, file, work, options)
-        torch.multiprocessing.spawn(_joined, args=arguments_of, nprocs=world)  # type: ignore[no-untyped-call]
+        torch.multiprocessing.spawn(_joined, args=arguments_of, nprocs=world)
     return 0
 
 

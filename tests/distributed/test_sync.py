@@ -10,6 +10,8 @@ from torch import nn
 
 import normkit as nk
 from normkit.core.processes import Processes
+from normkit.errors import RankError
+from normkit.layers import synchronised
 
 
 def test_without_a_process_group_it_is_an_error_and_nothing_changes() -> None:
@@ -51,6 +53,40 @@ def test_training_without_the_processes_is_an_error_and_eval_is_not() -> None:
     torch.testing.assert_close(layer.eval()(x), nk.sync(plain, False)(x))
     layer.synchronise(Processes("0", 1, 0))  # one process shares with nobody
     assert layer.train()(x).shape == x.shape
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> nk.BN:
+    """A layer that takes itself for one of four."""
+    layer = nk.BN(8)
+    layer.synchronise(Processes("0", 4, 0))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    return layer
+
+
+def test_why_no_kernel_makes_the_map(shared: nk.BN) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    x = torch.randn(4, 8, 3, 3, device="cuda" if torch.cuda.is_available() else "cpu")
+    with nk.use_backend("triton"):
+        text = nk.why(shared.to(x.device), x)
+        assert text.endswith("coefficients by torch, because other processes share its statistics.")
+        assert "processes" not in nk.why(shared.eval(), x)
+
+
+def test_a_collective_that_fails_names_the_layer(
+    shared: nk.BN, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gloo says "Connection closed by peer [127.0.0.1]:5248", and nothing of where that was."""
+
+    def closed(*args: object) -> None:
+        raise RuntimeError("Connection closed by peer.")
+
+    monkeypatch.setattr(synchronised, "merged", closed)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), shared)
+    with pytest.raises(
+        RankError, match=r"BN \(1\) could not share.*4 processes: Connection closed"
+    ):
+        model(torch.randn(2, 3, 4, 4))
 
 
 def test_replicas_of_data_parallel_count_in_the_original() -> None:

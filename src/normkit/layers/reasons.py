@@ -9,6 +9,7 @@ from normkit.errors import DtypeError, OptionError
 from normkit.layers.base import Normalizer
 from normkit.layers.masking import mask_in_force, path_with_mask
 from normkit.layers.norm_act import NormAct
+from normkit.layers.synchronised import Synchronised
 from normkit.layers.weight import WeightNormalizer
 
 IN_GRAPHS = {
@@ -53,6 +54,9 @@ def why(layer: nn.Module, x: Tensor, *, compiled: bool = False, mask: Tensor | N
             path = path_with_mask(compiled=compiled or None)
         else:
             path = layer.path(x, compiled=compiled or None, followed=followed)
+        shares = isinstance(layer, Synchronised) and layer.sharing() is not None
+        if shares and path.name in ("triton", "moments"):
+            path = path._replace(reason="other processes share its statistics")
     except dispatch.NotServed as refusal:
         return f"{name} runs on no backend: Triton is asked for, but {refusal.obstacle}."
     reason = f", because {path.reason}" if path.reason else ""

@@ -22,7 +22,7 @@ from normkit.core.moments import Moments
 from normkit.core.precision import statistics_dtype
 from normkit.core.processes import Processes, merged, total
 from normkit.core.statistics import LayerState
-from normkit.errors import OptionError
+from normkit.errors import OptionError, RankError
 
 AGAIN = "Try nk.sync(model) once the process group is there, or nk.sync(model, False)."
 
@@ -88,7 +88,17 @@ class Synchronised:
         """Moments (1, K) of the samples here, merged with those of the other processes."""
         if state.processes is None:
             return pooled
-        return merged(pooled, state.processes)
+        if torch.compiler.is_compiling():
+            return merged(pooled, state.processes)
+        try:
+            return merged(pooled, state.processes)
+        except RuntimeError as error:  # of a collective, which knows ports and no layers
+            assert isinstance(self, nn.Module)
+            raise RankError(
+                f"{title(self)} could not share its statistics with {state.processes.size} "
+                f"processes: {error} Try nk.check_distributed(model, step=...), which says which "
+                "of them went another way."
+            ) from error
 
     def over_runs(
         self, pooled: Moments, state: LayerState, *tables: Tensor, least: int = 2
