@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,9 @@ def test_a_box_without_area_is_left_out_and_told(blood: Path) -> None:
     with pytest.warns(UserWarning, match=r"cell_2\.xml: box 1 has no area and is left out"):
         listing = box_listing(setting(blood).data)
     assert listing.train.objects[2].labels.tolist() == [2]
+    with warnings.catch_warnings():  # once is enough: a set is listed for each variant
+        warnings.simplefilter("error")
+        box_listing(setting(blood).data)
 
 
 def test_a_mask_of_another_size_is_named(cells: Path) -> None:

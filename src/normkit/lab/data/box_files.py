@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -198,7 +199,7 @@ def objects_of(
         if right > left and bottom > top:
             kept.append(number)
         else:
-            warnings.warn(f"{where}: box {number + 1} has no area and is left out.", stacklevel=2)
+            _warn_once(f"{where}: box {number + 1} has no area and is left out.")
     return Objects(
         torch.tensor([boxes[i] for i in kept], dtype=torch.float32).view(-1, 4),
         torch.tensor([labels[i] for i in kept], dtype=torch.long),
@@ -206,6 +207,11 @@ def objects_of(
         outlines=[outlines[i] for i in kept] if outlines else None,
         size=size,
     )
+
+
+@cache  # a set is listed several times: when it is looked for, for each variant, and to train
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=4)
 
 
 def _checked(images: list[str], objects: list[Objects], tree: FileTree) -> BoxFiles:
