@@ -282,3 +282,22 @@ def test_the_gradient_of_centering_does_not_cancel(name):
             error = (slope(copy.deepcopy(layer), backend) - truth).norm() / truth.norm()
             errors[backend] = max(worst, error.item())
     assert errors["triton"] < 2 * errors["torch"]
+
+
+@pytest.mark.parametrize("name", ["bn", "ubn"])
+def test_kernels_write_into_the_rows_of_a_domain(name):
+    """Rows of nine numbers are not aligned; those of the domain in use change, and no others."""
+    layer = nk.make(name, 9, domains=2).to(DEVICE)
+    exact = copy.deepcopy(layer)
+    for domain in (1, 0):
+        x = domain + torch.randn(4, 9, 3, 3, device=DEVICE)
+        with nk.use_domain(layer, domain), nk.use_domain(exact, domain):
+            with nk.use_backend("triton"):
+                assert layer.path(x).name == "fused"
+                found = layer(x)
+            with nk.use_backend("torch"):
+                torch.testing.assert_close(found, exact(x), rtol=1e-4, atol=1e-5)
+    assert layer.num_batches_tracked.tolist() == [1, 1]
+    for (key, mine), theirs in zip(layer.named_buffers(), exact.buffers(), strict=True):
+        if key != "arrivals":
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
