@@ -55,7 +55,7 @@ class Synchronised:
 
     def _converted_by_torch(self, group: Any) -> None:
         """nn.SyncBatchNorm.convert_sync_batchnorm goes by: it would leave the layer as it is."""
-        if distributed.is_initialized():
+        if distributed.is_available() and distributed.is_initialized():
             self.synchronise(Processes.of(distributed.group.WORLD if group is None else group))
             return
         warnings.warn(
