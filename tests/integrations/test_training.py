@@ -40,10 +40,12 @@ def exact(net: nn.Sequential, images: torch.Tensor) -> None:
 
 
 class TestMonitor:
-    def train(self, model: nn.Module, monitor: NormMonitor, call: Any = None) -> None:
+    def train(
+        self, model: nn.Module, monitor: NormMonitor, call: Any = None, **position: int
+    ) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        monitor.start(model, optimizer)
+        monitor.start(model, optimizer, **position)
         for images, labels in DataLoader(data(), 8):
             monitor.before_forward()
             F.cross_entropy((call or model)(images), labels).backward()
@@ -64,6 +66,13 @@ class TestMonitor:
         monitor.stop()
         assert not model["net"]._forward_hooks
         assert not model["net"]._forward_pre_hooks
+
+    def test_steps_are_those_of_the_optimizer(self) -> None:
+        """Not of this process, for a training that was resumed, and not of micro-batches."""
+        monitor = NormMonitor(every=1, measures=["esm_mean"])
+        self.train(network(nk.BN(8)), monitor, first_step=10, batches_a_step=2)
+        assert list(monitor.scalars()) == [10, 11]
+        monitor.stop()
 
     def test_calibration_from_the_batches_of_training(self) -> None:
         model, monitor = network(nk.BN(8)), NormMonitor(every=None, calibrate=True, images=16)

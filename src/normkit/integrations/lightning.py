@@ -27,14 +27,17 @@ class LightningCallback(pytorch.Callback):
         self.monitor = NormMonitor(**options)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.monitor.start(pl_module, trainer.optimizers[0] if trainer.optimizers else None)
+        optimizer = trainer.optimizers[0] if trainer.optimizers else None
+        self.monitor.start(
+            pl_module, optimizer, trainer.global_step, trainer.accumulate_grad_batches
+        )
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         self.monitor.before_forward()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         # reading values waits for the device: only where loggers would do that, too
-        if trainer.global_step % trainer.log_every_n_steps == 0:
+        if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
             self._log(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

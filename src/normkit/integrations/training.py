@@ -53,12 +53,17 @@ class NormMonitor:
         self.model: nn.Module | None = None
         self._following: Any = None
         self._path = ""
-        self._sent = 0
+        self._sent = self._first_step = 0
+        self._batches = 1
 
-    def start(self, model: nn.Module, optimizer: Any) -> None:
-        """Before the first step, when model and optimizer exist."""
+    def start(
+        self, model: nn.Module, optimizer: Any, first_step: int = 0, batches_a_step: int = 1
+    ) -> None:
+        """Before the first step, when model and optimizer exist; a resumed training begins later,
+        and one that accumulates gradients has several batches a step."""
         self.stop()
         self.model, self.calibration, self._sent = model, None, 0
+        self._first_step, self._batches = first_step, batches_a_step
         if self.every is not None:
             sites = select(survey(model), self.where)
             norms = {id(site.module) for site in sites}
@@ -88,7 +93,8 @@ class NormMonitor:
         records = self.observer.records[self._sent :]
         self._sent += len(records)
         found: dict[int, dict[str, float]] = {}
-        for step, path, measure, value in records:
+        for forward, path, measure, value in records:
+            step = self._first_step + forward // self._batches
             full = ".".join(filter(None, (self._path, path)))
             found.setdefault(step, {})[f"norms/{measure}/{full}".rstrip("/")] = value
         return found

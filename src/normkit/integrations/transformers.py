@@ -26,7 +26,8 @@ class TransformersCallback(library.TrainerCallback):
         self.monitor = NormMonitor(**options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self.monitor.start(given["model"], given.get("optimizer"))
+        batches = args.gradient_accumulation_steps
+        self.monitor.start(given["model"], given.get("optimizer"), state.global_step, batches)
 
     def on_step_begin(self, *_: Any, **given: Any) -> None:
         self.monitor.before_forward()
