@@ -118,6 +118,27 @@ def check_padded_batches(rank: int, groups: Groups) -> None:
             )
 
 
+def check_masks_count_what_each_process_has(rank: int, groups: Groups) -> None:
+    """Processes with padding and without send the same numbers: how many values there are."""
+    mask = torch.ones(8, 4, 4, dtype=torch.bool)
+    mask[:2, :, 2:] = mask[5, 1:] = False  # nothing of it on ranks 1 and 3
+    for name in ("bn", "rbn", "ubn", "sn"):
+        torch.manual_seed(3)
+        x, layer = inputs(8), build((name, {}))
+        alone = copy.deepcopy(layer)
+        nk.sync(layer)
+        own, whole = x.split(2)[rank].clone().requires_grad_(), x.clone().requires_grad_()
+        mine = mask.split(2)[rank]
+        y = layer(own) if mine.all() else layer(own, mask=mine)
+        joined = alone(whole, mask=mask)
+        y.pow(3).sum().backward()
+        joined.pow(3).sum().backward()
+        with noted(name):
+            close(y, joined.split(2)[rank])
+            close(own.grad, whole.grad.split(2)[rank])
+            close(layer.running_var, alone.running_var)
+
+
 def check_means_far_from_zero_keep_their_digits(rank: int, groups: Groups) -> None:
     """E[x²] − E[x]² in float32 would leave nothing of a variance of 1 about a mean of 10⁴."""
     x = inputs(8, dtype=torch.float32) + 1e4
