@@ -122,6 +122,44 @@ def test_masks_are_trained_and_judged(cells: Path) -> None:
     assert 0 <= last.test("mask_ap") <= last.test("mask_ap50") <= 1
 
 
+def test_the_answer_to_an_image_does_not_depend_on_larger_ones_beside_it(cells: Path) -> None:
+    """Test images were judged in batches as they came. A detector fills up the smaller ones with
+    zeros, and group norms took them for a part of the image: AP of GN on nuclei came out lower."""
+    image = Image.open(cells / "nuclei" / "val" / "n0.png")
+    mask = Image.open(cells / "nuclei" / "val-masks" / "n0.png")
+    image.resize((128, 96)).save(cells / "nuclei" / "val" / "n1.png")
+    mask.resize((128, 96)).save(cells / "nuclei" / "val-masks" / "n1.png")
+    one = dataclasses.replace(sources.NUCLEI, samples=(2, 2))
+    sources.PUBLISHED["nuclei"] = one  # what the fixture has patched, and puts back
+    asked = setting(cells, "nuclei")
+    training = Training(Run(asked, 1), load_sets(asked))
+    batches = list(training.task.evaluation_batches("test"))
+    assert [[tuple(each.shape) for each in images] for images, _ in batches] == [
+        [(3, 48, 64)],
+        [(3, 96, 128)],
+    ]
+    assert [len(targets) for _, targets in batches] == [1, 1]
+
+
+def test_more_objects_than_coco_counts_can_be_asked_for(cells: Path) -> None:
+    """Of 200 nuclei that were all found, the best 100 answers have half."""
+    corners = torch.arange(200).unsqueeze(1) * torch.tensor([[4.0, 0, 4, 0]])
+    truth = {"boxes": corners + torch.tensor([0.0, 0, 3, 3]), "labels": torch.ones(200).long()}
+    found = {**truth, "scores": torch.linspace(0.9, 0.1, 200)}
+    values = []
+    for many in (100, 300):
+        task = make_task(setting(cells, task=TaskSpec("detection", {"detections": many})))
+        task.format = type("Plain", (), {"autocast": torch.no_grad})()  # type: ignore[assignment]
+        score = DetectionScore(task)  # type: ignore[arg-type]
+        score.add(lambda images: [found], ([None], [truth]))  # type: ignore[arg-type, return-value]
+        values.append(score.values()["ap50"])
+    assert values == pytest.approx([51 / 101, 1])  # COCO's precision at 101 recalls
+    with pytest.raises(OptionError, match="detections is 5, expected 10 or more"):
+        make_task(setting(cells, task=TaskSpec("detection", {"detections": 5})))
+    model = build(Model("native:mask_rcnn", options={**SMALL, "detections": 7}), 2, (3, 48, 48))
+    assert model.roi_heads.detections_per_img == 7
+
+
 def test_the_score_is_cocos(blood: Path) -> None:
     task = make_task(setting(blood))
     score = DetectionScore.__new__(DetectionScore)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -314,3 +316,31 @@ def test_a_measure_that_does_not_exist_is_refused() -> None:
 def test_too_few_samples_are_refused() -> None:
     with pytest.raises(OptionError, match="22 samples"):
         Training(run(batch=23, drop_last=True), sets(), model=network())
+
+
+def test_pictures_are_written_on_the_stream_that_has_drawn_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A picture drawn on the run's stream was read on the default one, which did not wait for it:
+    on a GPU the first picture of a run's clips was noise."""
+    training = Training(run(epochs=1), sets(), model=network())
+    while training.step():
+        pass
+    inside: list[str] = []
+
+    @contextmanager
+    def on_stream() -> Iterator[None]:
+        inside.append("stream")
+        yield
+        inside.append("left")
+
+    def encoded(image: torch.Tensor) -> str:
+        inside.append("encoded")
+        return ""
+
+    monkeypatch.setattr(training.run_device, "on_stream", on_stream)
+    monkeypatch.setattr("normkit.lab.train.training.encoded", encoded)
+    picture = ("a test image", torch.zeros(1, 2, 2))
+    monkeypatch.setattr(training.task, "pictures", lambda model: [picture])
+    assert len(training.result().pictures) == 1
+    assert inside == ["stream", "encoded", "left"]

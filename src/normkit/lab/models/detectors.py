@@ -37,6 +37,7 @@ def faster_rcnn(
     resize: bool = True,
     smallest_anchor: int = 32,
     proposals: int = 1000,
+    detections: int = 100,
 ) -> nn.Module:
     """A Faster R-CNN for so many classes, background included.
 
@@ -45,11 +46,13 @@ def faster_rcnn(
     ``head_norms`` puts norms into the pyramid and the convolutions of the heads. Images are
     scaled until their shorter side has ``min_size`` pixels, or the longer one ``max_size``;
     without ``resize`` they stay as they are. ``proposals`` of an image go into the box head in a
-    test; in training it learns from up to 512 of twice as many.
+    test, which answers with up to ``detections``; in training it learns from up to 512 of twice
+    as many.
     """
     detection, options = _parts(
         backbone, head, head_norms, frozen, min_size, max_size, resize, smallest_anchor, proposals
     )
+    options["box_detections_per_img"] = detections
     model: nn.Module = detection.FasterRCNN(num_classes=classes, **options)
     return model
 
@@ -67,11 +70,13 @@ def mask_rcnn(
     resize: bool = True,
     smallest_anchor: int = 32,
     proposals: int = 1000,
+    detections: int = 100,
 ) -> nn.Module:
     """A Mask R-CNN, with the options of ``faster_rcnn``."""
     detection, options = _parts(
         backbone, head, head_norms, frozen, min_size, max_size, resize, smallest_anchor, proposals
     )
+    options["box_detections_per_img"] = detections
     heads = require("torchvision.models.detection.mask_rcnn", "models", "Mask R-CNN")
     norm = nn.BatchNorm2d if head_norms else None
     options["mask_head"] = heads.MaskRCNNHeads(WIDTH, (WIDTH,) * 4, 1, norm_layer=norm)

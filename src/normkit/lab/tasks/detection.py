@@ -17,7 +17,7 @@ from normkit.lab.experiment.records import Setting
 from normkit.lab.models.build import build
 from normkit.lab.results import Epoch, TaskMetric
 from normkit.lab.tasks.base import Evaluation, Losses, Task, TaskError, Values
-from normkit.lab.tasks.drawing import beside
+from normkit.lab.tasks.drawing import LARGEST_SIDE, beside, colours
 from normkit.lab.tasks.sets import is_own
 
 BOXES = ("ap", "ap50", "ap75")
@@ -25,18 +25,22 @@ MASKS = ("mask_ap", "mask_ap50", "mask_ap75")
 EVALUATED = 8  # images of a batch
 PICTURES = 3
 SHOWN = 0.5  # score from which on an answer is drawn
+MOST = (1, 10)  # answers of an image at which COCO's recall is measured, beside all of them
 NOTHING = 1e-3  # of AP50: what a detector that has learned nothing may reach
 
 
 class Detection(Task):
-    """Objects in images. With ``masks`` the detector is judged by masks as well.
+    """Objects in images. With ``masks`` the detector is judged by masks as well, and by the
+    ``detections`` of the highest score in each image: 100 of them, as COCO says.
 
     A model is called as torchvision's are: ``model(images, targets)`` gives losses by name in
     training mode, ``model(images)`` boxes, labels, scores and masks in eval mode.
     """
 
-    def __init__(self, masks: bool = False) -> None:
-        self.masks = masks
+    def __init__(self, masks: bool = False, detections: int = 100) -> None:
+        if not isinstance(detections, int) or detections < MOST[-1]:
+            raise OptionError(f"detections is {detections!r}, expected {MOST[-1]} or more.")
+        self.masks, self.detections = masks, detections
         self.own = False  # whether the data are the author's own, which nobody has looked at
         names = (*BOXES, *MASKS) if masks else BOXES
         self.metrics: Mapping[str, TaskMetric] = {name: TaskMetric() for name in names}
@@ -60,8 +64,13 @@ class Detection(Task):
             box_listing(setting.data)
 
     def evaluation_batches(self, part: str) -> Iterator[Any]:
-        for batch in getattr(self.sets, part).batches(EVALUATED):
-            yield self.format.nested(batch)
+        """Images of one size at a time: among larger ones a detector fills up an image, and norms
+        that take their statistics from it would see the filling."""
+        for images, targets in getattr(self.sets, part).batches(EVALUATED):
+            sizes = dict.fromkeys(tuple(image.shape) for image in images)
+            for size in sizes:
+                rows = [n for n, image in enumerate(images) if tuple(image.shape) == size]
+                yield self.format.nested(([images[n] for n in rows], [targets[n] for n in rows]))
 
     def network(self, setting: Setting, classes: int, shape: tuple[int, ...]) -> nn.Module:
         """The background is a class more."""
@@ -125,25 +134,37 @@ class Detection(Task):
 
     def pictures(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
         """A test image with its objects, and with the answers."""
-        drawing = require("torchvision.utils", "models", "pictures of boxes")
         for number, (images, targets) in enumerate(self.evaluation_batches("test")):
             if number == PICTURES:
                 return
             (answer,) = model(images[:1])
             sure = answer["scores"] > SHOWN
             answer = {key: value[sure] for key, value in answer.items()}
-            shown = []
-            for objects in (targets[0], answer):
-                image = (images[0].float().clamp(0, 1) * 255).to(torch.uint8).cpu()
-                if self.masks and len(objects["masks"]):
-                    masks = objects["masks"].cpu().view(-1, *image.shape[1:]) > 0.5
-                    image = drawing.draw_segmentation_masks(image, masks, alpha=0.5)
-                if len(objects["boxes"]):
-                    boxes = objects["boxes"].float().cpu()
-                    image = drawing.draw_bounding_boxes(image, boxes, colors="yellow", width=2)
-                shown.append(image / 255)
-            caption = f"{len(targets[0]['boxes'])} objects, {int(sure.sum())} found"
-            yield f"a test image, {caption}: the truth and the answer", beside(*shown)
+            caption = f"{len(targets[0]['boxes'])} objects, and {int(sure.sum())} answers"
+            yield (
+                f"a test image with its {caption} of a score above {SHOWN:g}",
+                beside(*(self.drawn(images[0], objects) for objects in (targets[0], answer))),
+            )
+
+    def drawn(self, image: Tensor, objects: Mapping[str, Tensor]) -> Tensor:
+        """An image with its objects: masks where there are some, else boxes, a colour a class."""
+        drawing = require("torchvision.utils", "models", "pictures of boxes")
+        image = (image.float().clamp(0, 1) * 255).to(torch.uint8).cpu()
+        if len(objects["boxes"]) == 0:
+            return image / 255
+        if self.masks:
+            masks = objects["masks"].cpu().view(-1, *image.shape[1:]) > 0.5
+            return drawing.draw_segmentation_masks(image, masks, alpha=0.7) / 255
+        bright = [tuple(round(255 * part) for part in each) for each in colours(self.sets.classes)]
+        return (
+            drawing.draw_bounding_boxes(
+                image,
+                objects["boxes"].float().cpu(),
+                colors=[bright[label - 1] for label in objects["labels"].tolist()],
+                width=-(-max(image.shape[1:]) // LARGEST_SIDE),  # seen when the image is shrunk
+            )
+            / 255
+        )
 
 
 def check_targets(
@@ -192,7 +213,11 @@ class DetectionScore(Evaluation):
         metrics = require("torchmetrics.detection", "tasks", "detection")
         require("faster_coco_eval", "tasks", "average precision")
         kinds = ("bbox", "segm") if task.masks else ("bbox",)
-        self.precision = metrics.MeanAveragePrecision(iou_type=kinds, backend="faster_coco_eval")
+        self.precision = metrics.MeanAveragePrecision(
+            iou_type=kinds,
+            backend="faster_coco_eval",
+            max_detection_thresholds=[*MOST, task.detections],
+        )
         self.precision.warn_on_many_detections = False
 
     def add(self, model: nn.Module, batch: Any) -> None:

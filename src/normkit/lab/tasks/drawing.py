@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from normkit.errors import ShapeError
 
-LARGEST_SIDE = 160  # of one image: a page holds many
+LARGEST_SIDE = 240  # of one image: a page holds many
 SMALLEST_SIDE = 48  # smaller ones are drawn in blocks
 GAP = 2  # pixels between two images
 
@@ -27,10 +27,14 @@ def pixels(images: Tensor, loader: Any) -> Tensor:
     return ((images - shift) / (scale * white)).clamp(0, 1)
 
 
+def colours(count: int) -> list[tuple[float, float, float]]:
+    """One for each class: red, green and blue from 0 to 1."""
+    return [colorsys.hsv_to_rgb(i / count, 0.55 + 0.45 * (i % 2), 0.95) for i in range(count)]
+
+
 def coloured(classes: Tensor, count: int) -> Tensor:
     """(3, H, W) of a map (H, W): a colour for each class; what is below 0 is black."""
-    hues = [colorsys.hsv_to_rgb(i / count, 0.55 + 0.45 * (i % 2), 0.95) for i in range(count)]
-    table = torch.tensor([(0.0, 0.0, 0.0), *hues], device=classes.device)
+    table = torch.tensor([(0.0, 0.0, 0.0), *colours(count)], device=classes.device)
     return table[classes.clamp(min=-1).long() + 1].permute(2, 0, 1)
 
 

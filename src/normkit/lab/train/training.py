@@ -183,8 +183,9 @@ class Training:
         with self.run_device.here(), undisturbed(self.trainer.model), torch.no_grad():
             self.trainer.modes.evaluate()
             with explained(self.task, "pictures"):
-                drawn = list(self.task.pictures(self.trainer.model))
-        return tuple({"caption": caption, "png": encoded(image)} for caption, image in drawn)
+                drawn = self.task.pictures(self.trainer.model)
+                # on the run's stream to the end: another would read what is not drawn yet
+                return tuple({"caption": text, "png": encoded(image)} for text, image in drawn)
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on with the same numbers. Between two calls of ``step``."""
