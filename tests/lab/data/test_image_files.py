@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from torchvision.transforms.v2 import functional as vision
 
 from normkit.lab.data import CorruptData, FileLoader, MissingData, load, locate
+from normkit.lab.data.trees import FileTree
 from normkit.lab.experiment import Data
 
 from .small_files import picture, pixels, tree
@@ -25,6 +28,23 @@ def folder(tmp_path: Path) -> Path:
 
 def spec_for(folder: Path, **said: object) -> Data:
     return Data("folder", path=str(folder), **{"size": 16, **said})
+
+
+def test_a_forked_process_opens_a_zip_file_for_itself(tmp_path: Path) -> None:
+    """Workers of PACS as a zip file read it through the parent's open file, each moving the place
+    where the others were about to read: "Bad magic number for file header"."""
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for number in range(200):
+            archive.writestr(f"set/{number}.txt", str(number))
+    packed = FileTree(tmp_path / "set.zip", ("set",))
+    place = packed._zip().fp.tell()  # type: ignore[union-attr]
+    child = os.fork()
+    if child == 0:  # no pytest, no clean-up
+        right = packed.open("199.txt").read() == b"199"
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert packed._zip().fp.tell() == place  # type: ignore[union-attr]
+    assert packed.open("7.txt").read() == b"7"
 
 
 def test_folder(folder: Path) -> None:

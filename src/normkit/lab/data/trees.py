@@ -22,6 +22,7 @@ class FileTree:
     def __init__(self, place: Path, tops: Iterable[str] = ()) -> None:
         self.place, self.packed = str(place), place.is_file()
         self._archive: zipfile.ZipFile | None = None
+        self._opened_by = 0  # process
         if self.packed:
             names = [info.filename for info in self._zip().infolist() if not info.is_dir()]
         else:
@@ -66,15 +67,17 @@ class FileTree:
         return [line.strip() for line in text.splitlines() if line.strip()]
 
     def _zip(self) -> zipfile.ZipFile:
-        if self._archive is None:
+        """Worker processes open the archive themselves, forked ones, too: a file that two have
+        open from one opening is read from one place at a time."""
+        if self._archive is None or self._opened_by != os.getpid():
             try:
-                self._archive = zipfile.ZipFile(self.place)
+                self._archive, self._opened_by = zipfile.ZipFile(self.place), os.getpid()
             except zipfile.BadZipFile as error:
                 raise CorruptData(f"{self.place} is no zip file: {error}.") from error
         return self._archive
 
     def __getstate__(self) -> dict[str, Any]:
-        """Worker processes open the archive themselves: a file is read from one place at a time."""
+        """An open file does not travel to another process."""
         return {**self.__dict__, "_archive": None}
 
 
