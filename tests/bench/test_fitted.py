@@ -18,7 +18,7 @@ from benchmarks.fitted.tables import chosen, sections, tables
 from normkit.errors import NormkitError
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "fitted-h200.jsonl"
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Backbone(nn.Sequential):
@@ -205,6 +205,14 @@ def test_want_of_memory_is_no_refusal(tmp_path: Path) -> None:
 
 
 def test_pages_have_the_tables_of_the_committed_results() -> None:
-    found = rows.read(RESULTS)
-    assert tables(found) in (ROOT / "docs" / "fitted-tables.md").read_text()
-    assert sections(found)["Fine-tuning"] in (ROOT / "docs" / "fitted-conversion.md").read_text()
+    older, today = RESULTS / "fitted-h200.jsonl", RESULTS / "fitted-h200-photos-72e3b3f.jsonl"
+    assert sorted(RESULTS.glob("fitted-*.jsonl")) == sorted([older, today])
+    all_tables, page = (
+        (ROOT / "docs" / f"fitted-{name}.md").read_text() for name in ("tables", "conversion")
+    )
+    for path in (older, today):
+        assert f"--table benchmarks/results/{path.name}\n```" in all_tables
+        assert tables(rows.read(path)) in all_tables
+    assert sections(rows.read(older))["Fine-tuning"] in page
+    drawn_sets = "Lite0 on PACS, over sets of images that are fitted on"
+    assert sections(rows.read(today))[drawn_sets] in page

@@ -44,7 +44,8 @@ def small_batch(
     ``plan_conversion``. Few groups fit best; ``groups="fit"`` chooses for each layer. Choose it
     where batch norm has to go or its statistics should follow the data: it came within 0 to 6
     points of frozen batch norms at batch 2, within 3.4 at batch 8, where it was ahead of them at
-    a learning rate of 1e-3; batch norms that train on were 16 to 23 and 2 to 5 points behind it.
+    a learning rate of 1e-3; batch norms that train on were 16 to 23 and 2 to 5 points behind it
+    (an older version of the fit, docs/fitted-conversion.md).
     To train with statistics from one or two images, and weight standardization, see
     ``micro_batch``.
 
