@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
+from normkit.calibration.averaging import AveragingComparison
 from normkit.errors import NothingToDo, OptionError
 
 
@@ -166,3 +167,22 @@ def test_refusals() -> None:
     plain = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(NothingToDo, match="no norm"):
         nk.stage(plain, optimizer_of(plain))
+
+
+def test_buffers_of_a_functional_call_are_not_taken_for_the_models_own():
+    """They were committed, and a rollback wrote them into the model."""
+    model = nn.Sequential(nn.Linear(2, 4), nk.BN(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    staged = nk.stage(model, optimizer)
+    model(torch.randn(8, 2)).sum().backward()
+    optimizer.step()
+    left = model[1].running_mean.clone()
+    others = {"1.running_mean": torch.full((4,), 50.0), "1.running_var": torch.full((4,), 9.0)}
+    torch.func.functional_call(model, others, torch.randn(8, 2))
+    staged.rollback()
+    assert torch.equal(model[1].running_mean, left)
+
+
+def test_a_metric_that_is_not_a_number_is_not_the_best():
+    comparison = AveragingComparison({"average": float("nan"), "copy": 0.5}, {"average": 1.0}, {})
+    assert comparison.best == "copy"

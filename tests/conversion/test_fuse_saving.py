@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
-from normkit.conversion.fuse.saving import IndexFreeMaxPool2d
+from normkit.conversion.fuse.saving import IndexFreeMaxPool2d, SavesInputs
 from normkit.engine import remaking
 from normkit.errors import OptionError
 
@@ -237,7 +237,7 @@ def test_taken_back_and_copied():
     assert type(model[3]) is IndexFreeMaxPool2d
     nk.fuse(nk.fuse(model, save="inputs"), save="all")
     assert type(model[3]) is nn.MaxPool2d
-    assert not [*model._forward_pre_hooks, *model._forward_hooks]
+    assert type(model) is nn.Sequential
 
 
 def test_an_error_in_the_forward_ends_the_block():
@@ -249,5 +249,89 @@ def test_an_error_in_the_forward_ends_the_block():
 
 
 def test_an_unknown_option():
-    with pytest.raises(OptionError, match="inputs"):
-        nk.fuse(network(), save="input")
+    for save in ("input", None, True):
+        with pytest.raises(OptionError, match="inputs"):
+            nk.fuse(network(), save=save)
+
+
+def test_a_checkpointed_part_is_as_ever():
+    """It was recomputed without what it had been computed with: another number of tensors."""
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.block, self.last = nn.Conv2d(3, 8, 1), Block(8), Block(8)
+
+        def forward(self, x):
+            return self.last(checkpoint(self.block, self.stem(x), use_reentrant=False))
+
+    torch.manual_seed(0)
+    plain = nk.fuse(Part(), example=images())
+    saving = nk.fuse(copy.deepcopy(plain), save="inputs", example=images())
+    for a, b in zip(step(saving, images()), step(plain, images()), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_hooks_around_the_model_see_what_is_saved():
+    model, seen = nk.fuse(network(), save="inputs"), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
+        model(images()).sum().backward()
+    assert len(seen) > 20
+    checkpoint(model, images().requires_grad_(), use_reentrant=False).sum().backward()
+
+
+def test_an_interruption_ends_the_block():
+    class Stops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.last = nk.BN(3), nn.Identity()
+
+        def forward(self, x):
+            return self.last(self.norm(x))
+
+    def interrupt(*given):
+        raise KeyboardInterrupt
+
+    model = nk.fuse(Stops(), save="inputs", example=images())
+    model.last.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(images())
+    assert remaking._active.depth == 0
+    assert not remaking.others_watch()
+
+
+def test_transforms_and_tracers():
+    model = nk.fuse(network(), save="inputs").eval()
+    plain = nk.fuse(copy.deepcopy(model), save="all")
+    parameters = dict(model.named_parameters())
+
+    def loss(own, net):
+        return torch.func.functional_call(net, own, images()).square().sum()
+
+    mine, theirs = (torch.func.grad(loss)(parameters, net) for net in (model, plain))
+    for name, grad in mine.items():
+        torch.testing.assert_close(grad, theirs[name])
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(images()), plain(images()))
+
+
+def test_a_part_that_saves_is_taken_back_with_the_whole():
+    model = network()
+    nk.fuse(model[4], save="inputs", example=torch.randn(2, 8, 8, 8))
+    nk.fuse(nk.fuse(model, save="inputs"), save="all")
+    assert not any(isinstance(m, SavesInputs | IndexFreeMaxPool2d) for m in model.modules())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("act", [nn.ReLU, nn.ReLU6])
+def test_what_is_not_a_number_lets_gradients_through_as_in_torch(act, bad):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), act()).eval()
+    ours = nk.fuse(nk.convert(copy.deepcopy(body), "bn"), save="inputs")
+    found = []
+    for model in (body, ours):
+        x = images()
+        x[0, 0, 0, 0] = bad
+        x.requires_grad_()
+        model(x).nan_to_num().sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)

@@ -59,7 +59,9 @@ def averaged_statistics(
     True
     """
     if policy not in POLICIES:
-        raise OptionError(f"averaged_statistics got policy={policy!r}. {nearest(policy, POLICIES)}")
+        raise OptionError(
+            f"averaged_statistics got policy={policy!r}. {nearest(str(policy), POLICIES)}"
+        )
     inner = _unwrapped(averaged)
     if policy == "average":
         if isinstance(averaged, AveragedModel) and not averaged.use_buffers:
@@ -95,7 +97,8 @@ class AveragingComparison:
         if not self.metric:
             return min(self.shift, key=self.shift.__getitem__)
         sign = 1 if self.higher_is_better else -1
-        return max(self.metric, key=lambda policy: sign * self.metric[policy])
+        found = {policy: value for policy, value in self.metric.items() if value == value}
+        return max(found or self.metric, key=lambda policy: sign * self.metric[policy])
 
     def __str__(self) -> str:
         rows = [("policy", "metric", "statistics off by", "")]

@@ -35,7 +35,8 @@ def stage(model: nn.Module, optimizer: Optimizer, scaler: Any = None) -> Staged:
             scaler.update()
             optimizer.zero_grad()
 
-    All forwards since the last step belong to the next one: with gradient accumulation a skipped
+    All forwards of the model since the last step belong to the next one (a part of it that is
+    called alone before them is taken for a change by hand, and stays): with gradient accumulation a skipped
     step takes back all of its micro-batches. Fused optimizers decide on the device whether they
     step, and so does this, without waiting. Norms of normkit, torch.nn, timm and others are served
     alike; ``nonfinite_batches`` of our layers goes on counting. Several optimizers, as of a GAN,
@@ -86,6 +87,7 @@ class Staged:
         """How many steps were taken back, as far as the host knows."""
         self._held: list[Tensor] = []
         self._versions: list[int] = []
+        self._seen: list[Tensor] = []  # the buffers themselves
         self._stepped = self._begun = False
         self.commit()
         self._handles: list[Any] = [
@@ -109,7 +111,7 @@ class Staged:
             _copy(self._held, now)
         else:  # the first time, or the model has moved
             self._held = [b.detach().clone() for b in now]
-        self._versions, self._begun = [b._version for b in now], False
+        self._versions, self._begun, self._seen = [b._version for b in now], False, now
 
     @torch.no_grad()
     def rollback(self) -> None:
@@ -162,7 +164,10 @@ class Staged:
     def _before_forward(self, model: nn.Module, *_: Any) -> None:
         if torch.compiler.is_compiling() or model is not self.model or not model.training:
             return
-        if not self._begun and self._versions != [b._version for b in self._buffers()]:
+        now = list(self._buffers())
+        if any(a is not b for a, b in zip(now, self._seen, strict=False)):
+            return  # not the model's own, as in functional_call
+        if not self._begun and self._versions != [b._version for b in now]:
             self.commit()  # somebody has changed statistics between the steps
         self._begun = True
 

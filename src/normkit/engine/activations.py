@@ -65,8 +65,12 @@ def _elu(grad: Tensor, pre: Tensor) -> Tensor:
     return torch.where(pre > 0, grad, grad * torch.exp(pre.clamp(max=0)))
 
 
-def _between(low: float, high: float) -> Gradient:
-    return lambda grad, pre: torch.where((pre > low) & (pre < high), grad, 0)
+def _relu(grad: Tensor, pre: Tensor) -> Tensor:
+    return torch.where(pre <= 0, 0, grad)  # what is not a number lets it through, as in torch
+
+
+def _relu6(grad: Tensor, pre: Tensor) -> Tensor:
+    return torch.where((pre <= 0) | (pre >= 6), 0, grad)
 
 
 def _leaky(slope: float) -> tuple[Callable[[Tensor], Tensor], Gradient, Callable[[], nn.Module]]:
@@ -78,9 +82,9 @@ def _leaky(slope: float) -> tuple[Callable[[Tensor], Tensor], Gradient, Callable
 
 
 KNOWN = {
-    "relu": Activation(1, F.relu, _between(0, math.inf), nn.ReLU),
+    "relu": Activation(1, F.relu, _relu, nn.ReLU),
     "silu": Activation(2, F.silu, _silu, nn.SiLU),
-    "relu6": Activation(3, F.relu6, _between(0, 6), nn.ReLU6),
+    "relu6": Activation(3, F.relu6, _relu6, nn.ReLU6),
     "hardswish": Activation(4, F.hardswish, _hardswish, nn.Hardswish),
     "gelu": Activation(5, F.gelu, _gelu, nn.GELU),
     "gelu_tanh": Activation(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 Make = Callable[[Tensor, Tensor | None], Tensor]
 
 
@@ -55,8 +56,15 @@ class Remaking:
 
 
 def active() -> bool:
-    """Whether outputs that are offered now may be made again."""
-    return _active.depth > 0
+    """Whether outputs that are offered now may be made again: not where others have hooks for
+    saved tensors inside the block, as in a part that is checkpointed."""
+    return _active.depth > 0 and not others_watch()
+
+
+def others_watch() -> bool:
+    """Whether the hooks for saved tensors are another one's."""
+    hooks = _hooks(True)
+    return hooks is not None and not are_ours(hooks)
 
 
 def are_ours(hooks: Any) -> bool:
@@ -66,7 +74,7 @@ def are_ours(hooks: Any) -> bool:
 
 def offer(y: Tensor, x: Tensor, residual: Tensor | None, make: Make) -> None:
     """Say how y was made of x and a residual, for whoever saves it: ``make`` does it again."""
-    if not _active.depth or not y.numel():
+    if not _active.depth or not y.numel() or others_watch():
         return
     address = y.untyped_storage().data_ptr()
     _active.offers[address] = _Offer(y, _Node(x, residual, make), address, _active.offers)
@@ -152,8 +160,9 @@ class _Kept:
             raise RuntimeError(
                 "One of the variables needed for gradient computation has been modified by an "
                 f"inplace operation: {self.kept.dtype} {tuple(self.kept.shape)} is at version "
-                f"{self.kept._version}, expected version {self.version}. Try the operation that "
-                "changes it out of place, or normkit.fuse without save='inputs' to find it."
+                f"{self.kept._version}, expected version {self.version}. With save='inputs' norms "
+                "need their inputs and residuals until backward: try the operation that changes "
+                "it out of place, or normkit.fuse(model, save='all')."
             )
         return self.kept
 

@@ -23,7 +23,12 @@ from normkit.conversion.certificate import (
 from normkit.conversion.edits import count_hooks
 from normkit.conversion.forward_probe import difference, full_precision, leaves, rounding
 from normkit.conversion.fuse.graph import HOOKED, fused_forward, not_fused
-from normkit.conversion.fuse.saving import save_all, save_inputs
+from normkit.conversion.fuse.saving import (
+    IndexFreeMaxPool2d,
+    SavesInputs,
+    save_all,
+    save_inputs,
+)
 from normkit.engine.activations import name_of_module
 from normkit.errors import NormkitError, NothingToDo, OptionError, nearest
 from normkit.inspection import refuse_wrapped, undisturbed
@@ -58,11 +63,13 @@ def fuse(model: Model, example: Any = None, *, save: str = "all") -> Model:
 
     ``save="inputs"`` saves memory in training. A network keeps what goes into a norm, for the norm,
     and what comes out, for the convolution after it; then only the first is kept, and the second is
-    made again when backward asks for it: by the same pass over it, so that gradients are equal to
-    the last bit. Outputs that are added to others are made again one from the other. A max pooling
-    no longer keeps its indices, at the price that its gradient cannot be differentiated again. It
-    holds while the forward of this model runs, in eager mode: compilers decide for themselves what
-    they keep. ``save="all"`` takes it back.
+    made again when backward asks for it, by the same code and so to the last bit. Outputs that are
+    added to others are made again one from the other. It holds while the forward of this model
+    runs, in eager mode: compilers decide for themselves what they keep, and in a part that is
+    checkpointed, or with hooks for saved tensors around the model, everything is as ever. A max
+    pooling no longer keeps its indices, at the price that its gradient cannot be differentiated
+    again. What autograd does not see must not change an output in place (``y.data.clamp_()``).
+    ``save="all"`` takes it back.
 
     Left alone: a forward that cannot be traced, takes more than one argument, is another one in
     eval mode or keeps something on the module; norms and activations with hooks, which would see
@@ -84,10 +91,15 @@ def fuse(model: Model, example: Any = None, *, save: str = "all") -> Model:
     )
     """
     if save not in SAVED:
-        raise OptionError(f"Unknown save={save!r}. {nearest(save, SAVED)}")
+        raise OptionError(f"Unknown save={save!r}. {nearest(str(save), SAVED)}")
     plan = plan_fuse(model)
     before = measure_before(model, (), example)
-    undo: list[Callable[[], None]] = []
+    undo: list[Callable[[], None]] = [
+        partial(setattr, module, "__class__", type(module))
+        for module in model.modules()
+        if isinstance(module, SavesInputs | IndexFreeMaxPool2d)
+    ]
+    save_all(model)
     try:
         for module, graph in plan.forwards:
             undo.append(partial(setattr, module, "__class__", type(module)))
@@ -98,7 +110,7 @@ def fuse(model: Model, example: Any = None, *, save: str = "all") -> Model:
         if isinstance(before, Before):
             _check(model, before)
     except BaseException:
-        for step in undo:
+        for step in undo[::-1]:
             step()
         raise
     for path in plan.fused:
@@ -107,8 +119,6 @@ def fuse(model: Model, example: Any = None, *, save: str = "all") -> Model:
         norm.apart_on_cpu = True  # type: ignore[assignment]
     if save == "inputs":
         save_inputs(model)
-    else:
-        save_all(model)
     return model
 
 
@@ -143,9 +153,10 @@ def plan_fuse(model: nn.Module) -> FusePlan:
     for path, module in list(model.named_modules())[::-1]:
         if isinstance(module, Normalizer | NormAct):
             continue
+        keeping = module.keeping_class if isinstance(module, SavesInputs) else type(module)
         fused: dict[str, str] = {}
         left: dict[str, str] = {}
-        if type(module).forward is nn.Sequential.forward:
+        if keeping.forward is nn.Sequential.forward:
             children = _fused_children(module, fused, left)
             if children:
                 plan.sequences.append((module, children))

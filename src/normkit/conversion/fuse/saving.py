@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 from typing import Any
 
 import torch
@@ -10,57 +10,77 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from normkit.engine.remaking import Remaking
+from normkit.engine.dispatch import looked_into
+from normkit.engine.remaking import Remaking, others_watch
 
-
-class _Running(threading.local):
-    """The blocks that forwards of this thread are in."""
-
-    def __init__(self) -> None:
-        self.blocks: list[Remaking | None] = []
-
-
-_running = _Running()
+_classes: dict[type, type] = {}  # by the class before
 
 
 def save_inputs(model: nn.Module) -> None:
     """From now on every forward of the model runs in a ``Remaking`` block. Twice is once."""
-    if _begin in model._forward_pre_hooks.values():
-        return
-    model.register_forward_pre_hook(_begin)
-    model.register_forward_hook(_end, always_call=True)
+    if not isinstance(model, SavesInputs):
+        model.__class__ = _saving_class(type(model))
     for module in model.modules():
         if type(module) is nn.MaxPool2d and not module.return_indices:
             module.__class__ = IndexFreeMaxPool2d
 
 
 def save_all(model: nn.Module) -> None:
-    """As it was before ``save_inputs``."""
-    for hooks, own in ((model._forward_pre_hooks, _begin), (model._forward_hooks, _end)):
-        for key in [key for key, hook in hooks.items() if hook is own]:
-            del hooks[key]
-            model._forward_hooks_always_called.pop(key, None)
+    """As it was before ``save_inputs``, of the model or of a part of it."""
     for module in model.modules():
-        if type(module) is IndexFreeMaxPool2d:
+        if isinstance(module, SavesInputs):
+            module.__class__ = module.keeping_class
+        elif type(module) is IndexFreeMaxPool2d:
             module.__class__ = nn.MaxPool2d  # type: ignore[assignment]
 
 
-def _begin(model: nn.Module, inputs: Any) -> None:
-    # a compiler decides itself what it keeps and what it makes again
-    compiling = torch.compiler.is_compiling()
-    block = None if compiling or not torch.is_grad_enabled() else Remaking()
-    if block is not None:
-        block.__enter__()
-    if not compiling:
-        _running.blocks.append(block)
+class SavesInputs(nn.Module):
+    """What comes before the model's own class: hooks, tensors and methods stay what they were."""
+
+    keeping_class: type
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # pickle finds classes by name, and this one has none
+        reduced: Any = super().__reduce_ex__(max(int(protocol), 2))
+        make, given, *state = reduced
+        own = (self.keeping_class if each is type(self) else each for each in given)
+        return (_blank, (make, tuple(own)), *state)
 
 
-def _end(model: nn.Module, inputs: Any, output: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    block = _running.blocks.pop()
-    if block is not None:
-        block.__exit__(None, None, None)
+def _saving_class(keeping: type) -> Any:
+    if keeping not in _classes:
+        plain = keeping.forward  # type: ignore[attr-defined]
+
+        @functools.wraps(plain)
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if stands_aside():
+                return plain(self, *args, **kwargs)
+            with Remaking():
+                return plain(self, *args, **kwargs)
+
+        own = {
+            "forward": forward,
+            "keeping_class": keeping,
+            "__module__": keeping.__module__,
+            "__qualname__": keeping.__qualname__,
+            "__doc__": keeping.__doc__,
+        }
+        _classes[keeping] = type(keeping.__name__, (SavesInputs, keeping), own)
+    return _classes[keeping]
+
+
+def stands_aside() -> bool:
+    """Whether outputs are kept after all: compilers decide for themselves what they keep,
+    transforms take no hooks for saved tensors, and whoever has such hooks around the model, as
+    checkpointing has, wants to see what is saved."""
+    return looked_into() or not torch.is_grad_enabled() or others_watch()
+
+
+def _blank(make: Any, given: tuple[Any, ...]) -> Any:
+    """A module without contents, which copy and pickle fill."""
+    module = make(*given)
+    module.__class__ = _saving_class(type(module))
+    return module
 
 
 class IndexFreeMaxPool2d(nn.MaxPool2d):
@@ -68,7 +88,8 @@ class IndexFreeMaxPool2d(nn.MaxPool2d):
     of them, as torch has it, and the input can often be made again. Backward pools once more."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and input.requires_grad):
+        traced = not isinstance(input, Tensor)  # a stand-in of torch.fx
+        if looked_into() or traced or not (torch.is_grad_enabled() and input.requires_grad):
             return super().forward(input)
         how = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
         pooled: Tensor = _MaxPool.apply(input, how)

@@ -76,12 +76,12 @@ def activate(x, ACT: tl.constexpr):
 def before(g, x, ACT: tl.constexpr):
     """The gradient before the activation, from the one after it and what went in."""
     if ACT == 1:
-        g = tl.where(x > 0, g, 0.0)
+        g = tl.where(x <= 0, 0.0, g)  # what is not a number lets it through, as in torch
     elif ACT == 2:
         s = tl.sigmoid(x)
         g = g * s * (1.0 + x * (1.0 - s))
     elif ACT == 3:
-        g = tl.where((x > 0) & (x < 6), g, 0.0)
+        g = tl.where((x <= 0) | (x >= 6), 0.0, g)
     elif ACT == 4:
         g = tl.where(x > -3, tl.where(x < 3, g * (x / 3.0 + 0.5), g), 0.0)
     elif ACT == 5:
