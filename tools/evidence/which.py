@@ -25,8 +25,8 @@ PRETRAINED = """\
 
 Freeze them (`nk.recipes.small_batch(model)`): the best choice that was measured at 1 to 8 images a
 batch, with a small learning rate. Where batch norm has to go, group norms of one group that are
-fitted on 64 images (`nk.recipes.small_batch(model, images)`) come within 0 to 6 points of it at
-batch 2, and are 16 to 23 above batch norms that train on.
+fitted on 64 images (`nk.recipes.small_batch(model, images)`) came within 0 to 6 points of it at
+batch 2, and were 16 to 23 above batch norms that train on, with an older version of the fit.
 [The figures, and the command](fitted-conversion.md#what-to-choose).
 """
 TEXT = """\

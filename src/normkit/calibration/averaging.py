@@ -59,9 +59,8 @@ def averaged_statistics(
     True
     """
     if policy not in POLICIES:
-        raise OptionError(
-            f"averaged_statistics got policy={policy!r}. {nearest(str(policy), POLICIES)}"
-        )
+        near = nearest(str(policy), POLICIES)
+        raise OptionError(f"averaged_statistics got policy={policy!r}. {near}")
     inner = _unwrapped(averaged)
     if policy == "average":
         if isinstance(averaged, AveragedModel) and not averaged.use_buffers:

@@ -36,11 +36,11 @@ def stage(model: nn.Module, optimizer: Optimizer, scaler: Any = None) -> Staged:
             optimizer.zero_grad()
 
     All forwards of the model since the last step belong to the next one (a part of it that is
-    called alone before them is taken for a change by hand, and stays): with gradient accumulation a skipped
-    step takes back all of its micro-batches. Fused optimizers decide on the device whether they
-    step, and so does this, without waiting. Norms of normkit, torch.nn, timm and others are served
-    alike; ``nonfinite_batches`` of our layers goes on counting. Several optimizers, as of a GAN,
-    get a call each, with the network that each trains.
+    called alone before them is taken for a change by hand, and stays): with gradient accumulation a
+    skipped step takes back all of its micro-batches. Fused optimizers decide on the device whether
+    they step, and so does this, without waiting. Norms of normkit, torch.nn, timm and others are
+    served alike; ``nonfinite_batches`` of our layers goes on counting. Several optimizers, as of a
+    GAN, get a call each, with the network that each trains.
 
     Without GradScaler, a loop that throws a batch away calls ``staged.rollback()``. Statistics that
     are changed by hand, loaded or calibrated between steps are kept. ``staged.remove()``, or the

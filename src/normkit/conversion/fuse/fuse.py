@@ -153,7 +153,7 @@ def plan_fuse(model: nn.Module) -> FusePlan:
     for path, module in list(model.named_modules())[::-1]:
         if isinstance(module, Normalizer | NormAct):
             continue
-        keeping = module.keeping_class if isinstance(module, SavesInputs) else type(module)
+        keeping: Any = module.keeping_class if isinstance(module, SavesInputs) else type(module)
         fused: dict[str, str] = {}
         left: dict[str, str] = {}
         if keeping.forward is nn.Sequential.forward:
