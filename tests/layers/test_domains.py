@@ -327,6 +327,41 @@ def test_processes_go_through_all_domains_whatever_each_has(
         assert layer.num_batches_tracked.tolist() == [1, 0, 1]
 
 
+@pytest.mark.parametrize("size", [(), (3, 3)])
+@pytest.mark.parametrize("name", ["bn", "rbn", "batch_renorm"])
+def test_processes_in_different_domains_do_not_mix_them(
+    name: str, size: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With use_domain(0) here and use_domain(1) there, both got the statistics of the two."""
+    torch.manual_seed(0)
+    x, there = (torch.randn(4, 4, *size) + 5 * k for k in (0, 1))
+    layers = [nk.make(name, 4, domains=2) for _ in range(3)]
+    for layer in layers[1:]:
+        layer.load_state_dict(layers[0].state_dict())
+    sent: list[Tensor] = []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(processes, "_all_reduce", lambda t, _: sent.append(t) or t)
+    for layer in layers[:2]:
+        layer.synchronise(processes.Processes("both", 2, 0))
+    with nk.use_domain(layers[0], torch.tensor([1] * 4)):  # an index there, a number here
+        layers[0](there)
+    others, count = iter(sent.copy()), len(sent)
+    sent.clear()
+
+    def all_reduce(table: Tensor, name: str) -> Tensor:
+        sent.append(table)
+        return table + next(others)
+
+    monkeypatch.setattr(processes, "_all_reduce", all_reduce)
+    with nk.use_domain(layers[1], 0):
+        y = layers[1](x)
+    assert len(sent) == count  # both come to the same all-reduces
+    with nk.use_domain(layers[2], torch.tensor([0] * 4 + [1] * 4)):
+        torch.testing.assert_close(y, layers[2](torch.cat([x, there]))[:4])
+    torch.testing.assert_close(layers[1].running_mean, layers[2].running_mean)
+    assert layers[1].num_batches_tracked.tolist() == [1, 1]
+
+
 def test_micro_batches_share_the_statistics_of_a_domain() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nk.BN(4, domains=2))
     whole = copy.deepcopy(model)

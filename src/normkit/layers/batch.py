@@ -137,7 +137,7 @@ class BatchNormalizer(Synchronised, OfDomains):
 
     def cells(self, x: Tensor) -> Layout:
         # one table row for the whole batch where no sample needs its own
-        whole = self.shares_map and self.exchange is None and not self.mixes_domains
+        whole = self.shares_map and self.exchange is None and not self.splits_batch
         if whole and self.virtual_batch is not None and self.uses_batch():
             whole = self.virtual_batch >= x.shape[0]
         return Batch.of(x) if whole and Batch.fits(x) else Channels.of(x)
@@ -176,7 +176,7 @@ class BatchNormalizer(Synchronised, OfDomains):
         """Whether the statistics are those of the whole batch, and of more than one value."""
         if not self.uses_batch():  # first, so that exported eval modes have no guard on the size
             return False
-        if self.mixes_domains:
+        if self.splits_batch:
             return False
         return (self.virtual_batch or x.shape[0]) >= x.shape[0] and x.numel() > self.channels
 

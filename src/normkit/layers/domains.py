@@ -64,6 +64,21 @@ class DomainIndex:
         return f"<DomainIndex of {self.samples} samples: {self.sizes}>"
 
 
+class SameForAll(DomainIndex):
+    """One domain for all samples, however many, where other processes may have other domains."""
+
+    def __init__(self, domain: int, samples: int = 0) -> None:
+        self.domain, self.samples = domain, samples
+        self.largest = self.smallest = domain
+        self.sizes = {domain: samples}
+
+    def rows(self, device: torch.device) -> dict[int, Tensor]:
+        return {self.domain: self.back(device)}
+
+    def back(self, device: torch.device) -> Tensor:
+        return torch.arange(self.samples, device=device)
+
+
 Domain = int | DomainIndex
 
 
@@ -117,6 +132,17 @@ class OfDomains(Normalizer):
     def mixes_domains(self) -> bool:
         """Whether samples of one batch may belong to several domains."""
         return self.domains is not None and not isinstance(self.domain, int)
+
+    @property
+    def splits_batch(self) -> bool:
+        """Whether a forward pools by domain: for its own samples, or for those of others."""
+        if self.domains is None:
+            return False
+        return not isinstance(self.domain, int) or (self.shares_domains() and self.training)
+
+    def shares_domains(self) -> bool:
+        """Whether there are other processes, whose samples may be of other domains."""
+        return False
 
     def set_domain(self, domain: Domain) -> None:
         """The domain of the next forwards, or that of each sample."""
@@ -187,8 +213,12 @@ class OfDomains(Normalizer):
         domain = self.domain_of_forward()
         if not self.training:
             self.check_seen(domain)
+        processes = self.sharing()
+        if processes is not None and isinstance(domain, int):
+            # other processes may be in another one: all go through every domain, and so meet
+            domain = SameForAll(domain)
         rows, again = self.kept(statistics, domain), is_recomputation()
-        return LayerState(self.training, rows, again, None, self.sharing(), domain)
+        return LayerState(self.training, rows, again, None, processes, domain)
 
     def domain_of_forward(self) -> Domain:
         """The domain, or that of the forward that activation checkpointing repeats."""
@@ -246,12 +276,14 @@ class OfDomains(Normalizer):
         domain = state.domain
         if not isinstance(domain, DomainIndex):
             return super()._heard(x, moments, state)
+        looks = type(self).observe is not Normalizer.observe
         if self.exchange is not None and moments is not None:
+            if isinstance(domain, SameForAll) and not looks:
+                return super()._heard(x, moments, state)  # it is that of the other parts as well
             raise OptionError(
                 f"{title(self)} shares its statistics with other parts of the batch, where a "
                 "domain for each sample is not known. Try one domain after the other."
             )
-        looks = type(self).observe is not Normalizer.observe
         one = super()._heard  # listeners hear of each domain, which is a batch of its own
         return each_domain(
             *(domain, x.shape[0], moments, state, self),
@@ -260,7 +292,7 @@ class OfDomains(Normalizer):
 
     def description(self, x: Tensor, state: LayerState) -> Any:
         # no kernel pools by an index
-        return None if self.mixes_domains else super().description(x, state)
+        return None if self.splits_batch else super().description(x, state)
 
     def recorded(self, *step: Any) -> Any:
         # a recorded step holds the rows of one domain
@@ -311,6 +343,8 @@ def each_domain(
 
     It gets their moments, the state of the domain, and which samples they are.
     """
+    if isinstance(domain, SameForAll):
+        domain = SameForAll(domain.domain, samples)
     if samples != domain.samples:
         raise ShapeError(
             f"{title(layer)} got {samples} samples, but use_domain was told the domains of "

@@ -64,6 +64,9 @@ class Synchronised:
             stacklevel=4,
         )
 
+    def shares_domains(self) -> bool:
+        return self.processes is not None and self.processes.size > 1
+
     def sharing(self) -> Processes | None:
         """With whom a forward shares its statistics now: in training, and if there are others."""
         processes = self.processes
