@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
 from torch import nn
 
 import normkit as nk
+from normkit.core import processes
 from normkit.core.processes import Processes
 from normkit.errors import RankError
+from normkit.inspection import undisturbed
 from normkit.layers import synchronised
 
 
@@ -99,3 +102,79 @@ def test_replicas_of_data_parallel_count_in_the_original() -> None:
     assert int(layer.num_batches_tracked) == 1
     assert float(layer.score) != 1.0
     assert all(p.grad is not None for p in layer.parameters())
+
+
+# -------------------------------------------------------------------- looking at a model
+
+
+def _refused(*args: object) -> None:
+    raise AssertionError("waits for other processes, which are not looking")
+
+
+@pytest.fixture
+def network(shared: nk.BN, monkeypatch: pytest.MonkeyPatch) -> nn.Sequential:
+    """One of four, and any collective is an error."""
+    monkeypatch.setattr(processes, "_all_reduce", _refused)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), shared, nn.ReLU(), head)
+    with pytest.raises(AssertionError, match="waits for other"):
+        model(torch.randn(2, 3, 4, 4))
+    return model
+
+
+def test_looking_at_a_model_waits_for_nobody(network: nn.Sequential) -> None:
+    """One rank that diagnosed a synchronised model hung, or mixed its sums into a training step."""
+    batches = [(torch.randn(8, 3, 4, 4), torch.randint(0, 3, (8,))) for _ in range(2)]
+    nk.diagnose(network, batches)
+    nk.attribute_gap(network, batches, method="swap")
+    for mode in (True, False):
+        with nk.batch_statistics(network.train(mode)):
+            network(batches[0][0])
+    with pytest.raises(ZeroDivisionError), nk.batch_statistics(network), undisturbed(network):
+        raise ZeroDivisionError
+    assert "_lookers" not in vars(network[1])
+    with pytest.raises(AssertionError, match="waits for other"):
+        network.train()(batches[0][0])
+
+
+def test_a_look_is_of_one_thread_and_not_of_copies(network: nn.Sequential) -> None:
+    seen: list[object] = []
+    with nk.batch_statistics(network), undisturbed(network):
+        network[1].training = True
+        assert network[1].sharing() is None
+        thread = threading.Thread(target=lambda: seen.append(network[1].sharing()))
+        thread.start()
+        thread.join()
+        seen.append(copy.deepcopy(network[1]).sharing())
+    assert seen == [network[1].processes] * 2
+    first, second = (nk.batch_statistics(network) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert network[1].sharing() is None
+    second.__exit__(None, None, None)
+    assert network[1].train().sharing() is network[1].processes
+
+
+# -------------------------------------------------------------------- conversion
+
+
+def test_conversion_carries_the_sharing_or_says_that_it_is_lost(network: nn.Sequential) -> None:
+    """To ubn it was lost in silence: each process then trained on its own statistics."""
+    among = "sharing with 4 processes"
+    step = nk.plan_conversion(network, "gn", groups=2, example=False).steps[0]
+    assert among in step.lost
+    step = nk.plan_conversion(network, "torch_bn", example=False).steps[0]
+    assert among in step.lost
+    known = network[1].processes
+    plan = nk.plan_conversion(network, "ubn", example=False)
+    plan.apply()
+    assert among in plan.steps[0].carried
+    assert network[1].processes is known
+    nk.convert(network, "torch_bn", example=False)
+    assert not hasattr(network[1], "processes")
+
+
+def test_sync_says_that_torchs_layers_share_already() -> None:
+    with pytest.raises(nk.NormkitError, match=r"nn.SyncBatchNorm share theirs already.*try nk.con"):
+        nk.sync(nn.Sequential(nn.SyncBatchNorm(8)), False)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normkit.errors import NothingToDo
 from normkit.inspection import kind_of, select, survey
+from normkit.layers.synchronised import sharing_nothing
 
 
 @contextmanager
@@ -24,7 +25,8 @@ def batch_statistics(model: nn.Module, where: Any = None) -> Iterator[None]:
     the very tensors, so that a backward of an earlier forward still works. ``where`` chooses norms
     as in ``select``. Those that are frozen stay so, and those without running statistics use the
     batch anyway. Blocks may be nested or overlap. With activation checkpointing, call backward
-    inside.
+    inside. After ``nk.sync`` it is the batch of this process alone: one of them may do it, and the
+    others need not.
 
     >>> import torch, normkit as nk
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
@@ -48,7 +50,8 @@ def batch_statistics(model: nn.Module, where: Any = None) -> Iterator[None]:
     try:
         for norm in norms:
             _enter(norm)
-        yield
+        with sharing_nothing(model.modules()):
+            yield
     finally:
         for norm in norms:
             # else train() or eval() has told them otherwise

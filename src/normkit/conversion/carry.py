@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from normkit.conversion.edits import ReplaceModule, count_hooks
 from normkit.conversion.freeze import carry_freezing, frozen_parts, state_of, unfrozen_class
@@ -16,11 +16,13 @@ from normkit.conversion.groups import is_misfit, refuse_misfits
 from normkit.conversion.plan import Action, Step
 from normkit.conversion.sources import is_exact, norm_of, numbers, read
 from normkit.conversion.targets import Taken, Target, find_target
+from normkit.core.processes import Processes
 from normkit.core.trained import STATISTICS, TrainedBN
 from normkit.errors import NormkitError, OptionError
 from normkit.inspection import Site
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
+from normkit.layers.synchronised import Synchronised
 
 Wish = tuple[str | type | Target, dict[str, Any]]
 """What a norm is to become, and with which options."""
@@ -154,6 +156,7 @@ def build(
         if not hasattr(layer, name):
             setattr(layer, name, value)
     carry_freezing(norm, layer)
+    _carry_sharing(norm, layer)
     new = _with_activation(layer, site)
     if bn.weight.is_meta:
         exact = target.from_bn and bn.tracked and not options and not bn.lost
@@ -222,6 +225,9 @@ def _account(
             carried.append(f"{word} {type(after).__name__}")
     for part in frozen_parts(norm):
         (carried if part in frozen_parts(layer) else lost).append(f"freezing of {part}")
+    if (processes := _sharing(norm)) is not None:
+        among = f"sharing with {processes.size} processes"
+        (lost if _sharing(layer) is None else carried).append(among)
     if hooks := count_hooks(site.module):
         carried.append(f"{hooks} hook(s)")
     lost += _lost_with(site.module, {id(norm._parameters[name]) for name in shared})
@@ -305,7 +311,36 @@ def _attributes(module: nn.Module, channels: int) -> dict[str, Any]:
         name: value
         for name, value in vars(module).items()
         if not name.startswith("_") and name not in usual and not isinstance(value, nn.Module)
+        if name != "processes"  # see _carry_sharing
     }
+
+
+# -------------------------------------------------------------------- other processes
+
+
+def _sharing(norm: nn.Module) -> Processes | None:
+    """The processes with which a norm shares the statistics of its batches."""
+    if isinstance(norm, Synchronised):
+        return norm.processes
+    known = distributed.is_available() and distributed.is_initialized()
+    if not isinstance(norm, nn.SyncBatchNorm) or not known:
+        return None
+    return Processes.of(norm.process_group or distributed.group.WORLD)
+
+
+def _carry_sharing(norm: nn.Module, layer: nn.Module) -> None:
+    """What pools over samples goes on to do so over those of the same processes."""
+    processes = _sharing(norm)
+    if processes is None:
+        return
+    if isinstance(layer, Synchronised) and layer.can_synchronise():
+        layer.synchronise(processes)
+    elif isinstance(layer, nn.SyncBatchNorm) and layer.process_group is None:
+        if isinstance(norm, nn.SyncBatchNorm):
+            layer.process_group = norm.process_group
+        elif processes.name and distributed.is_initialized():
+            resolve = distributed.distributed_c10d._resolve_process_group
+            layer.process_group = resolve(processes.name)  # type: ignore[arg-type]
 
 
 # -------------------------------------------------------------------- parameters that live on

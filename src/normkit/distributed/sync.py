@@ -44,7 +44,15 @@ def sync(model: Model, group: Any = None, *, within: int | None = None) -> Model
     else:
         processes = _processes(group, within)
     if not layers:
-        hint = 'Try nk.convert(model, "bn") first.' if left else "All of them are of each sample."
+        if left:
+            hint = 'Try nk.convert(model, "bn") first.'
+        elif any(isinstance(m, nn.SyncBatchNorm) for m in model.modules()):
+            hint = (
+                "Those of nn.SyncBatchNorm share theirs already, as torch does it: leave them so, "
+                'or try nk.convert(model, "bn") first for sync to choose who shares.'
+            )
+        else:
+            hint = "All of them are of each sample."
         raise NothingToDo(f"The model has no norm of normkit with statistics of a batch. {hint}")
     if left and processes is not None:
         warnings.warn(

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from normkit.inspection.batches import BatchReader, StopForward
 from normkit.inspection.statistics import NormStatistics
 from normkit.layers.masking import call_mask
+from normkit.layers.synchronised import sharing_nothing
 
 Listener = Callable[[Tensor], None]
 # a norm that a batch reaches repeatedly: its input depends on its own statistics
@@ -45,6 +46,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     are set as attributes: a ``train`` method that does more must not run. Modules that were
     compiled in place run as they are written: compiled code does not run hooks that come later.
     A backward pass that is still to come finds its buffers untouched: their versions come back too.
+    Norms that are put into training mode inside share nothing with other processes, which may not
+    be looking.
     """
     modules = list(model.modules())
     modes = [module.training for module in modules]
@@ -59,6 +62,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.random.fork_rng(ours, device_type=kind))
         stack.enter_context(torch.inference_mode(False))  # its tensors do not count their changes
         stack.enter_context(torch.no_grad())
+        stack.enter_context(sharing_nothing(modules))
         counting = tuple(t for t in tensors if not t.is_inference())
         stack.enter_context(torch.autograd._unsafe_preserve_version_counter(counting))
         try:

@@ -9,8 +9,10 @@ function, called to look at a layer, shares nothing and waits for nobody.
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,10 +33,25 @@ AGAIN = "Try nk.sync(model) once the process group is there, or nk.sync(model, F
 CONVERSION: Any = nn.SyncBatchNorm.convert_sync_batchnorm.__func__.__code__  # type: ignore[attr-defined]
 
 
+class _Lookers:
+    """The threads that look at a layer, once for each block. A copy or a file has none."""
+
+    def __init__(self, threads: tuple[int, ...]) -> None:
+        self.threads = threads
+
+    def here(self) -> bool:
+        # a graph does not know its thread; it is traced anew when a look begins and ends
+        return torch.compiler.is_compiling() or threading.get_ident() in self.threads
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
 class Synchronised:
     """What a normalizer knows of other processes that train the same model."""
 
     processes: Processes | None = None
+    _lookers: _Lookers | None = None
     virtual_batch: int | None
     training: bool
 
@@ -71,6 +88,8 @@ class Synchronised:
         """With whom a forward shares its statistics now: in training, and if there are others."""
         processes = self.processes
         if processes is None or processes.size == 1 or not self.training:
+            return None
+        if self._lookers is not None and self._lookers.here():
             return None
         if not torch.compiler.is_compiling():
             assert isinstance(self, nn.Module)
@@ -119,6 +138,35 @@ class Synchronised:
         count, *rest = total(torch.cat(sums), state.processes).split([len(s) for s in sums])
         some = count.clamp(min=1)
         return [*(part / some for part in rest), (count >= least).all()]
+
+
+_lock = threading.Lock()
+
+
+@contextmanager
+def sharing_nothing(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, forwards of this thread share no statistics: who looks at a model waits for nobody.
+
+    Blocks may be nested or overlap, also those of several threads.
+    """
+    layers = [m for m in modules if isinstance(m, Synchronised) and m.processes is not None]
+    thread = threading.get_ident()
+    for layer in layers:
+        with _lock:
+            held = layer._lookers
+            layer._lookers = _Lookers((*(held.threads if held else ()), thread))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            with _lock:
+                threads = list(layer._lookers.threads if layer._lookers else ())
+                if thread in threads:
+                    threads.remove(thread)
+                if threads:
+                    layer._lookers = _Lookers(tuple(threads))
+                else:
+                    vars(layer).pop("_lookers", None)
 
 
 def _over_runs(table: Tensor, pooled: Moments) -> Tensor:
