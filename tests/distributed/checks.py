@@ -20,6 +20,7 @@ import normkit as nk
 from cases import build, every, inputs, noted
 from normkit.distributed import meeting
 from normkit.errors import RankError
+from normkit.integrations.training import NormMonitor
 from normkit.layers.synchronised import Synchronised
 
 Groups = dict[int, Any]
@@ -251,6 +252,22 @@ def check_fsdp2_keeps_statistics_wide(rank: int, groups: Groups) -> None:
     distributed.all_gather(gathered, model[4].running_var)
     assert all(torch.equal(gathered[0], other) for other in gathered)
     assert all(p.grad is not None for p in model.parameters())
+
+
+def check_calibration_on_parts_is_that_of_the_whole(rank: int, groups: Groups) -> None:
+    """Callbacks calibrated each process on its own part: the file had a quarter of the data."""
+    conv = nn.Conv2d(4, 6, 3)
+    model = nn.Sequential(conv, nk.BN(6), nn.ReLU(), nn.BatchNorm2d(6), nk.RBN(6)).double()
+    whole, x = copy.deepcopy(model), torch.randn(14, 4, 6, 6).double()
+    x += torch.arange(14.0)[:, None, None, None]  # the parts differ
+    nk.calibrate(whole, x.split([2, 2, 1, 2, 2, 2, 2, 1]))
+    monitor = NormMonitor(every=None, calibrate=True)
+    monitor.start(model, None)
+    done = monitor.finish(x.split([2, 3, 4, 5])[rank].split(2))
+    assert done is not None
+    assert done.images == 14
+    for mine, joined in zip(model.buffers(), whole.buffers(), strict=True):
+        torch.testing.assert_close(mine, joined)
 
 
 def check_torchs_own_conversion_reaches_our_layers(rank: int, groups: Groups) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from normkit.calibration.apply import StatisticsWriter, chosen_norms
 from normkit.calibration.fingerprint import of_state, of_weights
 from normkit.calibration.measuring import InputStatistics, Measurement
 from normkit.calibration.result import BufferSnapshot, Calibration, LayerChange
 from normkit.calibration.statistics import Statistics, StatisticsSource
+from normkit.core.processes import Processes
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import undisturbed
 from normkit.inspection.batches import BatchReader, Forward
@@ -37,6 +38,7 @@ def calibrate(
     higher_is_better: bool = True,
     frozen: bool = False,
     domain: int | None = None,
+    all_processes: bool = False,
     note: str = "",
 ) -> Calibration:
     """Give the norms of a model the statistics that their inputs have on these batches.
@@ -62,6 +64,9 @@ def calibrate(
                              frozen=True.
         domain               whose statistics, of layers with several sets; without it, of the one
                              in use. ``calibrate_domains`` does all of them.
+        all_processes        the batches are this process's part, as of a DistributedSampler: all
+                             processes call this, and get the statistics of all parts together.
+                             ``images`` is then of all of them; standard errors are of the part.
 
     A batch is a tensor, a tuple whose first part is the input, or a mapping of keyword arguments;
     for detectors, a list of images. ``forward(model, batch)`` replaces that. In progressive mode
@@ -83,9 +88,12 @@ def calibrate(
     norms, left = chosen_norms(model, where, frozen)
     if until is not None and not (math.isfinite(until) and until > 0):
         raise OptionError(f"calibrate expects until to be a positive number, got {until!r}.")
+    processes = _all_processes(until, together) if all_processes else None
+    if processes is not None and images is not None:
+        images = max(1, -(-images // processes.size))
     with nullcontext() if domain is None else use_domain(model, domain):
         return change_statistics(
-            Measurement(reader_of(model, batches, forward, images), norms, until),
+            Measurement(reader_of(model, batches, forward, images), norms, until, processes),
             left,
             mode=mode,
             together=together,
@@ -93,6 +101,19 @@ def calibrate(
             higher_is_better=higher_is_better,
             note=note,
         )
+
+
+def _all_processes(until: float | None, together: bool) -> Processes | None:
+    """Those of torch.distributed; None if this one is alone."""
+    if until is not None or together:
+        raise OptionError(
+            "all_processes=True goes through the batches norm by norm, on every process as often: "
+            "without until= and together=."
+        )
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    processes = Processes.of(distributed.group.WORLD)
+    return processes if processes.size > 1 else None
 
 
 def measure(

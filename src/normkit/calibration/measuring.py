@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from normkit.calibration.fingerprint import Fingerprint
 from normkit.core.messages import counted
 from normkit.core.moments import Moments
+from normkit.core.precision import widest
+from normkit.core.processes import Processes, total
 from normkit.errors import NonFiniteWarning, OptionError
 from normkit.inspection import undisturbed
 from normkit.inspection.batches import BatchReader
@@ -119,6 +121,23 @@ class InputStatistics:
             self.images += images
             self.batches += 1
 
+    def share(self, processes: Processes) -> None:
+        """Become what all processes got together; a process may have got nothing."""
+        device = self.norm.device
+        if self.merged is None:
+            none = torch.zeros(self.norm.size, dtype=widest(device), device=device)
+            own = MergedMoments(none, none, none)
+        else:
+            own = self.merged.to(device)
+        numbers = torch.tensor([self.images, self.batches, self.calls]).to(own.mean)
+        sums = total(torch.cat([numbers, own.count, own.count * own.mean]), processes)
+        numbers, count, first = sums.split([3, self.norm.size, self.norm.size])
+        mean = first / count.clamp(min=1)
+        # around the mean of all, so that nothing cancels
+        m2 = total(own.m2 + own.count * (own.mean - mean).square(), processes)
+        self.images, self.batches, self.calls = (int(n) for n in numbers)
+        self.merged = MergedMoments(count, mean, m2) if bool(count.any()) else None
+
     def uncertainty(self) -> Tensor:
         """The standard errors, relative as the normalized output feels them, per channel."""
         assert self.merged is not None
@@ -137,13 +156,19 @@ class Measurement:
     """One measurement of norms over the batches of a reader, and the ways to go through them.
 
     ``fingerprint`` is that of the data, once it is done; with ``until`` a pass ends when the
-    relative standard errors of all norms that were reached are below it.
+    relative standard errors of all norms that were reached are below it. With ``processes`` each
+    of them has a part of the data, and all go on with the statistics of the whole.
     """
 
     def __init__(
-        self, reader: BatchReader, norms: Sequence[NormStatistics], until: float | None = None
+        self,
+        reader: BatchReader,
+        norms: Sequence[NormStatistics],
+        until: float | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self.reader, self.norms, self.until = reader, norms, until
+        self.processes = processes
         self.fingerprint = Fingerprint()
 
     def one_pass(
@@ -177,6 +202,8 @@ class Measurement:
                     NonFiniteWarning,
                     stacklevel=2,
                 )
+            if self.processes is not None:
+                one.share(self.processes)
         return measured
 
     def _is_sure(self, reached: list[InputStatistics]) -> bool:

@@ -27,7 +27,8 @@ class NormMonitor:
         where       which norms are watched and calibrated, as in ``select``
         calibrate   True: when training has ended, statistics from the batches it trained with;
                     or batches to take instead
-        images      of how many images, for calibration; all, if None
+        images      of how many images, for calibration; all, if None. With several processes,
+                    each has its part of them, and all get the statistics of all
         forward     ``forward(model, batch)`` for calibration, if a batch is no input of the model
 
     Layers that follow the learning rate are told it before every forward. A library's callback
@@ -108,7 +109,12 @@ class NormMonitor:
         if given is None:
             raise OptionError("There are no batches to calibrate with. Try calibrate=loader.")
         self.calibration = calibrate(
-            self.model, given, where=self.where, images=self.images, forward=self.forward
+            self.model,
+            given,
+            where=self.where,
+            images=self.images,
+            forward=self.forward,
+            all_processes=True,
         )
         return self.calibration
 
