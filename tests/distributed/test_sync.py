@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 import normkit as nk
 from normkit.core import processes
 from normkit.core.processes import Processes
+from normkit.distributed.meeting import Meeting
 from normkit.errors import RankError
 from normkit.inspection import undisturbed
 from normkit.layers import synchronised
@@ -178,3 +181,47 @@ def test_conversion_carries_the_sharing_or_says_that_it_is_lost(network: nn.Sequ
 def test_sync_says_that_torchs_layers_share_already() -> None:
     with pytest.raises(nk.NormkitError, match=r"nn.SyncBatchNorm share theirs already.*try nk.con"):
         nk.sync(nn.Sequential(nn.SyncBatchNorm(8)), False)
+
+
+# -------------------------------------------------------------------- check_distributed
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """A process group of this process alone."""
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_check_looks_through_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes nothing, but refused what docs/distributed.md shows: the model inside of DDP."""
+    model = nk.sync(nn.Sequential(nn.Conv2d(3, 8, 1), nk.BN(8)))
+    x = torch.randn(4, 3, 2, 2)
+    places: list[str] = []
+    meet = Meeting.meet
+    monkeypatch.setattr(
+        Meeting, "meet", lambda self, place, *a: (places.append(place), meet(self, place, *a))[1]
+    )
+    plain = torch.compile(model, backend="eager")
+    plain(x)  # code that is there before the hooks are
+    for wrapped in (nn.parallel.DistributedDataParallel(model), plain, nn.DataParallel(plain)):
+        places.clear()
+        report = nk.check_distributed(wrapped, step=lambda w=wrapped: w(x).sum().backward())
+        assert report.norms == 1
+        assert places[1:3] == ["1 (train mode)", "the backward of 1"]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_check_refuses_what_was_loaded_from_a_file() -> None:
+    """It was called synchronised, but every forward in training was an error."""
+    layer = nk.BN(8)
+    layer.synchronise(Processes("0", 4, 0))
+    model = nn.Sequential(pickle.loads(pickle.dumps(layer)))
+    with pytest.raises(RankError, match=r"1 norm, such as 0, would share.*Try nk.sync\(model\) ag"):
+        nk.check_distributed(model)
+    assert nk.check_distributed(nk.sync(model)).norms == 1

@@ -15,6 +15,7 @@ from normkit.core.messages import aligned, counted
 from normkit.distributed.meeting import Meeting, by_ranks
 from normkit.errors import OptionError, RankError
 from normkit.inspection import Site, survey
+from normkit.inspection.checks import unwrapped
 from normkit.inspection.statistics import statistics_of
 
 PLACE = "check_distributed"
@@ -85,7 +86,7 @@ def check_distributed(
     modes, with whom each shares statistics, and how many ``batches`` there are (a number, or
     whatever has a length, such as a loader); then their running statistics, which the report is
     about. RankError on every process, and no hang, if something differs, or if one of them does not
-    come within ``timeout`` seconds.
+    come within ``timeout`` seconds. The model may be wrapped by DDP or torch.compile.
 
     ``step`` is called once, such as ``lambda: loss(model(x), y).backward()``: a real step, watched.
     The processes meet before each norm, so that the error names the layer to which one of them did
@@ -102,13 +103,16 @@ def check_distributed(
         )
     if not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise OptionError(f"check_distributed expects a timeout in seconds, got {timeout!r}.")
-    sites = list(survey(model))
+    sites = list(survey(unwrapped(model)))
     number = _length(batches)
     meeting = Meeting(float(timeout))
     mine = {"batches": number, "norms": [_described(site) for site in sites]}
     _compare([json.loads(m) for m in meeting.meet(PLACE, json.dumps(mine))])
+    _refuse_loaded(sites)
     if step is not None:
-        with meeting.at_each([(site.path or "the model", site.module) for site in sites]):
+        places = [(site.path or "the model", site.module) for site in sites]
+        # code that is compiled already would not stop at hooks that come now
+        with torch.compiler.set_stance("force_eager"), meeting.at_each(places):
             step()
     return RankReport(
         meeting.size,
@@ -136,6 +140,8 @@ def _described(site: Site) -> list[str]:
     mode = "train" if site.norm.training else "eval"
     partners = _partners(site)
     shared = f"synchronised with {partners}" if partners > 1 else "not synchronised"
+    if _without_group(site):
+        shared = f"synchronised with {partners}, whose process group is not here"
     return [site.path or "the model", repr(site.norm), f"{mode} mode", shared]
 
 
@@ -145,6 +151,29 @@ def _partners(site: Site) -> int:
         return distributed.get_world_size() if group is None else distributed.get_world_size(group)
     processes = getattr(site.norm, "processes", None)
     return 1 if processes is None else int(processes.size)
+
+
+def _without_group(site: Site) -> bool:
+    """Whether it would share with processes that it does not know, as a model of a file."""
+    processes = getattr(site.norm, "processes", None)
+    if processes is None or processes.size == 1:
+        return False
+    try:
+        distributed.distributed_c10d._resolve_process_group(processes.name)
+    except (RuntimeError, ValueError):
+        return True
+    return False
+
+
+def _refuse_loaded(sites: Sequence[Site]) -> None:
+    """RankError where all processes agree, but a training step would be an error."""
+    lost = [site.path or "the model" for site in sites if _without_group(site)]
+    if lost:
+        raise RankError(
+            f"{counted(len(lost), 'norm')}, such as {lost[0]}, would share statistics with "
+            "processes whose group is not here, as after loading a whole model from a file. Try "
+            "nk.sync(model) again, or nk.sync(model, False)."
+        )
 
 
 def _compare(of_ranks: Sequence[dict[str, Any]]) -> None:

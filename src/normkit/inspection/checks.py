@@ -18,6 +18,7 @@ INSIDE = {  # where the model is that they wrap
     "DeepSpeedEngine": "module",
     "OptimizedModule": "_orig_mod",
 }
+LOOKED_THROUGH = {"DistributedDataParallel", "DataParallel", "OptimizedModule"}
 EXPORTED = (
     "was made by torch.export or a compiler: its norms are operators of a graph, no modules. Call "
     "this on the nn.Module that was exported, and export it again afterwards."
@@ -30,6 +31,16 @@ GONE = {  # what has happened to the modules, and what to do instead
     "UnflattenedModule": EXPORTED,
     "InterpreterModule": EXPORTED,
 }
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of wrappers, for what only looks at it. Sharded parameters stay refused."""
+    while isinstance(model, nn.Module):
+        names = {kind.__name__ for kind in type(model).__mro__} & LOOKED_THROUGH
+        if not names:
+            break
+        model = getattr(model, INSIDE[names.pop()])
+    return model
 
 
 def refuse_wrapped(model: nn.Module) -> None:
