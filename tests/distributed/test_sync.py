@@ -49,6 +49,16 @@ def test_torchs_own_conversion_warns_where_it_cannot_work() -> None:
     assert [name for name, _ in model.named_children()] == ["0", "1"]
 
 
+def test_torchs_own_conversion_in_a_process_outside_of_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was an AttributeError: what stands for a group there is a number."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    outside = torch.distributed.GroupMember.NON_GROUP_MEMBER
+    with pytest.raises(nk.NormkitError, match="this process is no member of"):
+        nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nk.BN(8)), outside)
+
+
 def test_training_without_the_processes_is_an_error_and_eval_is_not() -> None:
     layer = nk.BN(8)
     layer.synchronise(Processes("0", 4, 0))

@@ -95,6 +95,18 @@ def test_a_network_is_folded_compared_and_unchanged(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.as_tensor(found), net.eval()(many), rtol=1e-5, atol=1e-5)
 
 
+def test_narrow_types(tmp_path: Path) -> None:
+    """Half models were refused for the rounding of half, bfloat16 failed inside of numpy."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv2d(3, 8, 3), nk.BN(8)).eval().half(), torch.randn(2, 3, 8, 8)
+    assert export_onnx(net, x.half(), tmp_path / "half.onnx").difference <= 1e-2
+    with pytest.raises(OptionError, match=r"or tolerance= if"):
+        export_onnx(net, x.half(), tmp_path / "no.onnx", tolerance=1e-12)
+    with pytest.raises(OptionError, match=r"torch.bfloat16.*Try model.float\(\)"):
+        export_onnx(net.bfloat16(), x.bfloat16(), tmp_path / "no.onnx")
+    assert not (tmp_path / "no.onnx").exists()
+
+
 def test_what_torch_cannot_write(tmp_path: Path) -> None:
     class Eigen(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import torch
@@ -41,6 +42,15 @@ def test_a_batch_of_any_size_without_a_bound():
     for size in (2, CHANNELS, 9):
         x = inputs(size)
         torch.testing.assert_close(program(x), layer(x))
+
+
+def test_a_program_of_ubn_in_a_file():
+    """In eval mode it had an empty block without gradients, which torch.export.save refused."""
+    layer, x = catalog.make("ubn", 16).eval(), torch.randn(2, 16, 4, 4)
+    file = io.BytesIO()
+    torch.export.save(export(layer, (x,)), file)
+    file.seek(0)
+    torch.testing.assert_close(torch.export.load(file).module()(x), layer(x))
 
 
 # a program for training is seldom asked for, and torch.compile traces all layers for any size: one

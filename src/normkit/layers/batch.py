@@ -295,6 +295,8 @@ class BatchNormalizer(Synchronised, OfDomains):
         """
         if update is None or is_recomputation():
             return
+        if not update.values and update.finite is None:
+            return  # a block without gradients and with nothing in it is no program to save
         try:
             self._write(update)
         except RuntimeError as error:

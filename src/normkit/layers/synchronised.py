@@ -73,6 +73,10 @@ class Synchronised:
     def _converted_by_torch(self, group: Any) -> None:
         """nn.SyncBatchNorm.convert_sync_batchnorm goes by: it would leave the layer as it is."""
         if distributed.is_available() and distributed.is_initialized():
+            if group is distributed.GroupMember.NON_GROUP_MEMBER:
+                raise OptionError(
+                    "convert_sync_batchnorm got a process group that this process is no member of."
+                )
             self.synchronise(Processes.of(distributed.group.WORLD if group is None else group))
             return
         warnings.warn(
