@@ -40,6 +40,8 @@ def test_digits_follow_the_width_of_the_interval() -> None:
     assert ACCURACY.interval(0.022, 0.040) == "2.2 to 4.0"  # 1.8 points wide
     assert ACCURACY.interval(0.0311, 0.0333) == "3.11 to 3.33"  # 0.22 points wide
     assert ACCURACY.interval(0.12, 0.45) == "12.0 to 45.0"
+    # "−1.4 to 0.0" stood beside the verdict "worse"
+    assert ACCURACY.interval(-0.0141, -0.0004) == "−1.41 to −0.04"
 
 
 def test_zero_has_no_sign() -> None:

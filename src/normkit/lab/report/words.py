@@ -144,8 +144,14 @@ class Metric:
         return f"{self.plain(low, digits)} to {self.plain(high, digits)}"
 
     def fitting(self, low: float | None, high: float | None) -> int:
-        """Digits after the point: no more than the width of the interval gives meaning to."""
+        """Digits after the point: no more than the width of the interval gives meaning to, and so
+        many that an end beside zero is not taken for zero, which would belie the verdict."""
         if not (is_finite(low) and is_finite(high)) or self.scaled(high - low) <= 0:
             return self.digits
         first = -math.floor(math.log10(self.scaled(high - low)))  # the place of its first digit
-        return min(max(first + 1, 1), 6) if self.percent else min(max(first + 1, 2), 6)
+        digits = min(max(first + 1, 1), 6) if self.percent else min(max(first + 1, 2), 6)
+        ends = [abs(self.scaled(end)) for end in (low, high) if end]
+        for more in (digits, digits + 1):
+            if all(round(end, more) for end in ends):
+                return more
+        return digits
