@@ -9,6 +9,8 @@ from __future__ import annotations
 from torch import Tensor, cat, nn
 from torch.nn import functional as F
 
+STEM = 3  # times the channels of the first cell
+
 
 def operation(name: str, channels: int, stride: int, *, searched: bool, affine: bool) -> nn.Module:
     """An operation that keeps the channels; the resolution becomes 1/stride.
@@ -63,6 +65,14 @@ class HalvedResolution(nn.Module):
         between = F.pad(x[:, :, 1:, 1:], (0, x.shape[3] % 2, 0, x.shape[2] % 2))
         y: Tensor = self.norm(cat([self.conv1(x), self.conv2(between)], dim=1))
         return y
+
+
+def stem(inputs: int, channels: int) -> nn.Sequential:
+    """What stands before the first cell, for the channels of that cell."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, STEM * channels, 3, padding=1, bias=False),
+        nn.BatchNorm2d(STEM * channels),
+    )
 
 
 def fitted_inputs(

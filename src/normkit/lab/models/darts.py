@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import OptionError
-from normkit.lab.models.cell_operations import fitted_inputs, operation, reductions
+from normkit.lab.models.cell_operations import STEM, fitted_inputs, operation, reductions, stem
 from normkit.lab.models.genotypes import EDGES, Edge, Genotype
 
-STEM = 3  # times the channels of the first cell
 POOLED = (128, 768)  # channels of the auxiliary head
 
 
@@ -45,10 +44,7 @@ class DartsNetwork(nn.Module):
             raise OptionError(f"drop_path is {drop_path!r}, expected a share from 0 up to 1.")
         found = Genotype.of(genotype)
         self.drop_path = float(drop_path)
-        self.stem = nn.Sequential(
-            nn.Conv2d(shape[0], STEM * channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(STEM * channels),
-        )
+        self.stem = stem(shape[0], channels)
         self.cells = nn.ModuleList()
         before = last = STEM * channels
         after_reduction = False

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import OptionError, nearest
-from normkit.lab.models.cell_operations import fitted_inputs, operation, reductions
-from normkit.lab.models.darts import STEM
+from normkit.lab.models.cell_operations import STEM, fitted_inputs, operation, reductions, stem
 from normkit.lab.models.genotypes import (
     INPUTS,
     NONE,
@@ -58,10 +57,7 @@ class SearchNetwork(nn.Module):
                 f'different ones beside "{NONE}" to choose from, each once.'
             )
         self.operations = tuple(operations)
-        self.stem = nn.Sequential(
-            nn.Conv2d(shape[0], STEM * channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(STEM * channels),
-        )
+        self.stem = stem(shape[0], channels)
         self.cells = nn.ModuleList()
         before = last = STEM * channels
         after_reduction = False
