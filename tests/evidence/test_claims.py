@@ -131,6 +131,28 @@ def test_a_lost_run_is_told() -> None:
     assert {(row.answer, row.lost) for row in rows} == {("unstable", 1)}
 
 
+@pytest.mark.parametrize(("gain", "answer"), [(0.03, "contradicted"), (-0.03, "holds")])
+def test_no_better_is_true_of_what_is_worse(gain: float, answer: str) -> None:
+    claim = claim_of("A1 and A2 are no better than the standard form")
+    rows = judge(claim, made_up("e-forms-of-the-scale", {"a1": gain}))
+    assert {row.answer for row in rows if row.variant == "a1"} == {answer}
+    assert {row.answer for row in rows if row.variant == "a2"} == {"holds"}
+
+
+def test_training_that_fails_is_worse() -> None:
+    claim = claim_of("… and with spread 4 too, or training fails")
+    [row, _] = judge(claim, made_up("o-singularities", {}, collapsed="shifted"))
+    assert (row.verdict, row.lost, row.answer) == ("unstable", 1, "holds")
+    [row, _] = judge(claim, made_up("o-singularities", {}, collapsed="bn"))
+    assert (row.verdict, row.baseline_lost, row.answer) == ("unstable", 1, "unstable")
+
+
+def test_a_measure_of_runs_that_were_all_lost_is_not_called_not_run() -> None:
+    claim = claim_of("WS keeps the channels of a group alike (StatDiff)")
+    rows = judge(claim, made_up("l-ws-bcn", {}, seeds=1, collapsed="gn + ws"))
+    assert {row.answer for row in rows} == {"unstable"}
+
+
 def test_measures_are_compared_like_scores() -> None:
     claim = claim_of("WS keeps the channels of a group alike (StatDiff)")
     rows = judge(claim, made_up("l-ws-bcn", {"gn + ws": 0.1}))

@@ -11,7 +11,8 @@ from normkit.lab.experiment import Cell, Experiment, Run
 from normkit.lab.experiment.reading import read
 
 CLAIMS = Path(__file__).parents[2] / "experiments" / "claims"
-BETTER, EQUIVALENT, NOT_WORSE = "better", "equivalent", "not worse"
+BETTER, WORSE, EQUIVALENT = "better", "worse", "equivalent"
+NOT_BETTER, NOT_WORSE = "not better", "not worse"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class Claim:
     note: str = ""  # what the runs say about a claim that they contradict, beside the numbers
 
 
+WARM, COLD = {"train.warmup": 1}, {"train.warmup": 0}
+NEAR, FAR = ({"norm.mean_spread": spread, "norm.std_spread": spread} for spread in (1.0, 4.0))
+
 ALL = (
     Claim("a", "γ = 0.1 with c = 100 beats γ = 1 at a learning rate of 0.1",
           "a-small-start-scale", {"γ 0.1, c 100": BETTER},
@@ -41,6 +45,8 @@ ALL = (
                "not diverge. (c) has the halves: each alone costs little or nothing without "
                "warm-up. Together they leave the scales near 0.1 for all of so short a training, "
                "and the loss on the training images stays higher: a matter of the schedule."),
+    Claim("a", "… and on a ResNet-18, the paper's network, in eight epochs",
+          "a-resnet18", {"γ 0.1, c 100": BETTER}),
     Claim("b", "the same holds at a learning rate of 0.01",
           "b-lower-rate", {"γ 0.1, c 100": BETTER, "γ 0.05, c 100": BETTER}),
     Claim("c", "slow scales alone (c = 100) help", "c-each-half", {"γ 1, c 100": BETTER}),
@@ -49,7 +55,7 @@ ALL = (
     Claim("d", "a batch norm before the network equals offline statistics",
           "d-input-norm", {"offline": EQUIVALENT, "fixed": EQUIVALENT}),
     Claim("e", "A1 and A2 are no better than the standard form",
-          "e-forms-of-the-scale", {"a1": EQUIVALENT, "a2": EQUIVALENT}),
+          "e-forms-of-the-scale", {"a1": NOT_BETTER, "a2": NOT_BETTER}),
     Claim("f", "RBN without the sample's statistics is as good as RBN",
           "f-gates-without-samples", {"rbn−": EQUIVALENT}, baseline="rbn"),
     Claim("f", "IEBN without the sample's statistics is as good as IEBN",
@@ -73,6 +79,8 @@ ALL = (
     Claim("j", "a batch-free norm in each bottleneck beats BN, wherever it stands",
           "j-xbn-positions",
           {"xbn, first": BETTER, "xbn, second": BETTER, "xbn, third": BETTER}),
+    Claim("j", "… and in every second, fourth or eighth block too", "j-xbn-positions",
+          {"xbn, every 2nd": BETTER, "xbn, every 4th": BETTER, "xbn, every 8th": BETTER}),
     Claim("k", "with a batch-free norm in each block wrong running statistics cost less",
           "k-disturbed-statistics", {"xbn, gn": BETTER, "xbn, in": BETTER},
           measure="disturbance"),
@@ -97,9 +105,10 @@ ALL = (
     Claim("n", "WS keeps the channels of a group alike (StatDiff)", "l-ws-bcn",
           {"gn + ws": BETTER}, baseline="gn", measure="stat_diff",
           source="WS/BCN (Qiao et al. 2019), figure 6"),
-    Claim("o", "channels far from zero mean and unit deviation cost accuracy",
-          "o-singularities", {"shifted": "worse"},
-          cell={"norm.mean_spread": 4.0, "norm.std_spread": 4.0}),
+    Claim("o", "channels with random means and deviations, of spread 1, cost accuracy",
+          "o-singularities", {"shifted": WORSE}, cell=NEAR),
+    Claim("o", "… and with spread 4 too, or training fails", "o-singularities",
+          {"shifted": WORSE}, cell=FAR),
     Claim("p", "XBN and BCN mind damaged test images less than BN",
           "p-damaged-images", {"xbn": BETTER, "bcn + ws": BETTER}, measure="corruption"),
     Claim("p", "… and still do when statistics are adapted to them",
@@ -115,38 +124,48 @@ class Stage:
     file: str
     seeds: int = 99  # no more than these of the experiment's
     cell: Mapping[str, object] = field(default_factory=dict)
+    variants: tuple[str, ...] = ()  # all, if none is named
 
 
-WARM = {"train.warmup": 1}
-FAR = {"norm.mean_spread": 4.0, "norm.std_spread": 4.0}
-# by value: the headlines, every claim on one schedule, then the other one and the rest of grids
+# by value: the headlines, every claim on one schedule, then the other one and the rest of grids;
+# of the claims on one schedule, those first whose runs take long
 STAGES = (
     Stage("a-small-start-scale"),
     Stage("g-ubn"),
     Stage("c-each-half"),
     Stage("l-ws-bcn", seeds=8),
     Stage("m-worker-batch", cell=WARM),
+    Stage("a-resnet18", cell=COLD),
+    Stage("k-disturbed-statistics", cell=WARM),
+    Stage("p-damaged-images", cell=WARM),
+    Stage("j-xbn-positions", cell=WARM, variants=("bn", "xbn, first", "xbn, second", "xbn, third")),
     Stage("l-weight-norms", cell=WARM),
     Stage("b-lower-rate", cell={**WARM, "train.epochs": 5}),
     Stage("g-rectifications", cell=WARM),
-    Stage("k-disturbed-statistics", cell=WARM),
-    Stage("j-xbn-positions", cell=WARM),
-    Stage("p-damaged-images", cell=WARM),
     Stage("f-gates-without-samples", cell=WARM),
+    Stage("o-singularities", cell={**WARM, **NEAR}),
     Stage("o-singularities", cell={**WARM, **FAR}),
     Stage("e-forms-of-the-scale", cell=WARM),
     Stage("d-input-norm", cell=WARM),
-    Stage("g-threshold", cell=WARM),
+    Stage("i-estimation-shift"),
+    Stage("g-batch-sizes", cell={**WARM, "train.batch": 512}),
+    Stage("g-threshold", cell=WARM, variants=("bn", "ubn, τ = 0.025", "ubn, τ = 0.25")),
+    Stage("b-lower-rate", cell={**WARM, "train.epochs": 2}),
     Stage("g-batch-sizes", cell=WARM),
+    Stage("j-xbn-positions", cell=WARM),
+    Stage("a-resnet18"),
     Stage("l-ws-bcn"),
+    Stage("g-threshold", cell=WARM),
+    Stage("o-singularities", cell=WARM),
+    Stage("b-lower-rate", cell=WARM),
     Stage("m-worker-batch"),
     Stage("l-weight-norms"),
-    Stage("b-lower-rate"),
     Stage("g-rectifications"),
     Stage("k-disturbed-statistics"),
     Stage("f-gates-without-samples"),
     Stage("e-forms-of-the-scale"),
     Stage("d-input-norm"),
+    Stage("b-lower-rate"),
     Stage("g-threshold"),
     Stage("g-batch-sizes"),
     Stage("j-xbn-positions"),
@@ -172,6 +191,8 @@ def ordered_runs(stages: tuple[Stage, ...] = STAGES) -> list[Run]:
         experiment = experiment_of(stage.file)
         for seed in experiment.seeds[: stage.seeds]:
             for variant in experiment.variants:
+                if stage.variants and variant.name not in stage.variants:
+                    continue
                 if is_in(variant.cell, stage.cell):
                     [run] = variant.runs((seed,))
                     runs.setdefault(run.id, run)

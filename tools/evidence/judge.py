@@ -10,8 +10,17 @@ from dataclasses import dataclass
 
 from normkit.lab.experiment import Cell, Experiment, Variant
 from normkit.lab.results import DONE, Result
-from normkit.lab.statistics import compare, decide
-from tools.evidence.claims import BETTER, EQUIVALENT, NOT_WORSE, Claim, experiment_of, is_in
+from normkit.lab.statistics import UNSTABLE, compare, decide
+from tools.evidence.claims import (
+    BETTER,
+    EQUIVALENT,
+    NOT_BETTER,
+    NOT_WORSE,
+    WORSE,
+    Claim,
+    experiment_of,
+    is_in,
+)
 
 HOLDS, FAILS, CONTRADICTED = "holds", "does not hold", "contradicted"
 NOT_RUN = "not run"
@@ -20,12 +29,15 @@ MEANING = {
     (BETTER, "better"): HOLDS,
     (BETTER, "equivalent"): FAILS,
     (BETTER, "worse"): CONTRADICTED,
-    ("worse", "worse"): HOLDS,
-    ("worse", "equivalent"): FAILS,
-    ("worse", "better"): CONTRADICTED,
+    (WORSE, "worse"): HOLDS,
+    (WORSE, "equivalent"): FAILS,
+    (WORSE, "better"): CONTRADICTED,
     (EQUIVALENT, "equivalent"): HOLDS,
     (EQUIVALENT, "better"): FAILS,
     (EQUIVALENT, "worse"): FAILS,
+    (NOT_BETTER, "better"): CONTRADICTED,
+    (NOT_BETTER, "equivalent"): HOLDS,
+    (NOT_BETTER, "worse"): HOLDS,
     (NOT_WORSE, "better"): HOLDS,
     (NOT_WORSE, "equivalent"): HOLDS,
     (NOT_WORSE, "worse"): CONTRADICTED,
@@ -68,7 +80,10 @@ def judge(claim: Claim, results: Mapping[str, Result]) -> list[ClaimRow]:
     rows = []
     for each in compare(experiment, results):
         ran = each.pairs or each.lost or each.baseline_lost
-        answer = _answer(claim, each.variant, each.verdict) if ran else NOT_RUN
+        answer = NOT_RUN
+        if ran:
+            losses = each.lost, each.baseline_lost
+            answer = _answer(claim, each.variant, each.verdict, *losses)
         rows.append(
             ClaimRow(
                 each.cell, each.variant, each.baseline, each.pairs, each.mean, each.std,
@@ -145,7 +160,7 @@ def _judge_measure(
             both = [seed for seed in mine if seed in other]
             pairs = [mine[seed] for seed in both], [other[seed] for seed in both]
             drafts.append((variant, *pairs, lost, base_lost))
-    if not any(ours for _, ours, *_ in drafts):
+    if not any(ours or lost or base_lost for _, ours, _, lost, base_lost in drafts):
         return []
     family = [[b - a for a, b in zip(ours, theirs, strict=True)] for _, ours, theirs, *_ in drafts]
     # no difference of a measure is known to be too small to matter
@@ -153,7 +168,9 @@ def _judge_measure(
     rows = []
     for draft, better, decision in zip(drafts, family, decisions, strict=True):
         variant, ours, theirs, lost, base_lost = draft
-        answer = _answer(claim, variant.name, decision.verdict) if ours else NOT_RUN
+        answer = NOT_RUN
+        if ours or lost or base_lost:
+            answer = _answer(claim, variant.name, decision.verdict, lost, base_lost)
         rows.append(
             ClaimRow(
                 variant.cell, variant.name, experiment.baseline, len(ours), _mean(ours),
@@ -180,8 +197,11 @@ def _values(
     return values, lost
 
 
-def _answer(claim: Claim, variant: str, verdict: str) -> str:
-    return MEANING.get((claim.expected[variant], verdict), verdict)
+def _answer(claim: Claim, variant: str, verdict: str, lost: int, base_lost: int) -> str:
+    expected = claim.expected[variant]
+    if expected == WORSE and verdict == UNSTABLE and lost and not base_lost:
+        return HOLDS  # a run that fails is as bad as a run can be
+    return MEANING.get((expected, verdict), verdict)
 
 
 def _mean(values: list[float]) -> float:

@@ -137,3 +137,15 @@ def test_deeplab_keeps_the_size_of_its_last_maps(stride: int, rates: tuple[int, 
 def test_errors_name_what_was_meant(model: Model, says: str) -> None:
     with pytest.raises((OptionError, UnknownName), match=says):
         build(model, 10, CIFAR)
+
+
+def test_resnet18_is_torchvisions_with_a_small_stem() -> None:
+    pytest.importorskip("torchvision")
+    ours = build(Model("native:resnet18"), 10, CIFAR).eval()
+    theirs = build(Model("torchvision:resnet18", stem="cifar"), 10, CIFAR).eval()
+    values = theirs.state_dict().values()
+    assert [v.shape for v in ours.state_dict().values()] == [v.shape for v in values]
+    ours.load_state_dict(dict(zip(ours.state_dict(), values, strict=True)))
+    x = torch.randn(2, *CIFAR)
+    with torch.no_grad():
+        assert torch.allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-5)

@@ -40,6 +40,7 @@ NATIVE: dict[str, Callable[..., nn.Module]] = {
     "mask_rcnn": mask_rcnn,
     "mlp": MLP,
     "resnet": CifarResNet,
+    "resnet18": partial(CifarResNet, depth=18, width=64, stages=4, shortcut="B"),
     **{f"resnet{depth}": partial(CifarResNet, depth=depth) for depth in (20, 32, 44, 56, 110)},
     "resnet12": ResNet12,
     "small_cnn": SmallCNN,

@@ -1,5 +1,5 @@
-"""Networks that no library has in the form of the papers: native:resnet20 … resnet110, native:wrn,
-native:small_cnn, native:four_layer and native:mlp.
+"""Networks that no library has in the form of the papers: native:resnet18, native:resnet20 …
+resnet110, native:wrn, native:small_cnn, native:four_layer and native:mlp.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class CifarResNet(nn.Module):
     channels with zeros, without parameters, as there; "B" is a 1×1 convolution with a norm.
     ``width`` is the number of channels of the first stage. With ``bottleneck`` blocks have three
     convolutions and four times the channels outside: 9n + 2 layers (He et al. 2016b, section 4).
+    Four ``stages`` from 64 channels on with shortcuts "B" are the ResNet-18 that papers train on
+    CIFAR: torchvision's, without its pooling and with a 3×3 stem.
     ``zero_init_residual`` lets the last norm of each block start at zero.
     """
 
@@ -36,11 +38,12 @@ class CifarResNet(nn.Module):
         depth: int = 20,
         width: int = 16,
         shortcut: str = "A",
+        stages: int = 3,
         bottleneck: bool = False,
         zero_init_residual: bool = False,
     ) -> None:
         super().__init__()
-        layers = 9 if bottleneck else 6  # for one block more in each stage
+        layers = (3 if bottleneck else 2) * stages  # for one block more in each stage
         if depth < layers + 2 or (depth - 2) % layers:
             near = layers * max(1, round((depth - 2) / layers)) + 2
             raise OptionError(f"expected depth = {layers}n + 2, such as {near}, got {depth}.")
@@ -51,10 +54,14 @@ class CifarResNet(nn.Module):
         self.conv1 = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = _stage(block, width, out, blocks, 1, shortcut)
-        self.layer2 = _stage(block, out, 2 * out, blocks, 2, shortcut)
-        self.layer3 = _stage(block, 2 * out, 4 * out, blocks, 2, shortcut)
-        self.fc = nn.Linear(4 * out, classes)
+        self.stages = [f"layer{i + 1}" for i in range(stages)]
+        inputs = width
+        for i, name in enumerate(self.stages):
+            outputs = out * 2**i
+            stage = _stage(block, inputs, outputs, blocks, 1 if i == 0 else 2, shortcut)
+            self.add_module(name, stage)
+            inputs = outputs
+        self.fc = nn.Linear(inputs, classes)
         _start_by_fan_out(self)
         if zero_init_residual:
             for module in self.modules():
@@ -65,7 +72,8 @@ class CifarResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
         y: Tensor = self.fc(x.mean((2, 3)))
         return y
 
