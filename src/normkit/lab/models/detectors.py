@@ -50,11 +50,10 @@ def faster_rcnn(
     as many.
     """
     detection, options = _parts(
-        backbone, head, head_norms, frozen, min_size, max_size, resize, smallest_anchor, proposals
+        backbone, head, head_norms, frozen, min_size, max_size, smallest_anchor, proposals
     )
     options["box_detections_per_img"] = detections
-    model: nn.Module = detection.FasterRCNN(num_classes=classes, **options)
-    return model
+    return _sized(detection.FasterRCNN(num_classes=classes, **options), resize)
 
 
 def mask_rcnn(
@@ -74,14 +73,13 @@ def mask_rcnn(
 ) -> nn.Module:
     """A Mask R-CNN, with the options of ``faster_rcnn``."""
     detection, options = _parts(
-        backbone, head, head_norms, frozen, min_size, max_size, resize, smallest_anchor, proposals
+        backbone, head, head_norms, frozen, min_size, max_size, smallest_anchor, proposals
     )
     options["box_detections_per_img"] = detections
     heads = require("torchvision.models.detection.mask_rcnn", "models", "Mask R-CNN")
     norm = nn.BatchNorm2d if head_norms else None
     options["mask_head"] = heads.MaskRCNNHeads(WIDTH, (WIDTH,) * 4, 1, norm_layer=norm)
-    model: nn.Module = detection.MaskRCNN(num_classes=classes, **options)
-    return model
+    return _sized(detection.MaskRCNN(num_classes=classes, **options), resize)
 
 
 def _parts(
@@ -91,7 +89,6 @@ def _parts(
     frozen: bool,
     min_size: int,
     max_size: int,
-    resize: bool,
     smallest_anchor: int,
     proposals: int,
 ) -> tuple[Any, dict[str, Any]]:
@@ -114,7 +111,6 @@ def _parts(
     return detection, {
         "backbone": pyramid,
         **pixels_of(backbone),
-        "_skip_resize": not resize,
         "min_size": min_size,
         "max_size": max_size,
         "rpn_anchor_generator": anchors.AnchorGenerator(sizes, (RATIOS,) * LEVELS),
@@ -123,6 +119,20 @@ def _parts(
         "rpn_post_nms_top_n_train": 2 * proposals,
         "box_batch_size_per_image": min(512, proposals),
     }
+
+
+def _sized(model: Any, resize: bool) -> nn.Module:
+    """The detector; without ``resize`` it leaves images as they are, in tests as in training.
+
+    Torchvision's own switch, _skip_resize, is for training alone: tests are scaled all the same.
+    """
+    if not resize:
+        model.transform.resize = _unchanged
+    return model
+
+
+def _unchanged(image: Tensor, target: Any = None) -> tuple[Tensor, Any]:
+    return image, target
 
 
 def _pyramid(vision: Any, backbone: str, frozen: bool, norm: type[nn.Module] | None) -> nn.Module:

@@ -83,7 +83,6 @@ class Adversarial(Classification):
 
     def attach(self, setting: Setting, sets: Sets, format: ImageFormat, seed: int) -> None:
         super().attach(setting, sets, format, seed)
-        self.recordable = False
         if not hasattr(sets.train, "scale"):
             raise OptionError(
                 f"{setting.data.name} does not say what black and white are: an attack needs the "
