@@ -19,6 +19,7 @@ from normkit.lab.experiment import Data, Run, Setting
 from normkit.lab.experiment.reading import read
 from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train, Watch
 from normkit.lab.models import build
+from normkit.lab.models.detectors import faster_rcnn
 from normkit.lab.models.variant import build_variant
 from normkit.lab.tasks import load_sets, make_task
 from normkit.lab.tasks.detection import DetectionScore, check_targets
@@ -398,3 +399,12 @@ def test_the_real_sets() -> None:
         pytest.skip(str(error))
     assert sum(len(each.labels) for p in (blood.train, blood.test) for each in p.objects) == 4886
     assert (len(cells.train), len(cells.test)) == (531, 133)
+
+
+def test_without_resize_a_test_image_stays_as_it_is() -> None:
+    # torchvision's _skip_resize is for training alone: windows of 256 pixels were learned from, and
+    # test images scaled to 800, so that nuclei were three times as large as any that were learned
+    network = faster_rcnn(2, (3, 64, 64), backbone="resnet18", resize=False).eval()
+    image = torch.rand(3, 40, 56)
+    batch, _ = network.transform([image])
+    assert batch.image_sizes == [(40, 56)]

@@ -207,9 +207,7 @@ class Adaptation(Classification):
         with self.of_source():
             source = self.features(model, own)
         target = self.features(model, other)
-        first, second = (
-            (x.float(), logits.float().softmax(1)) for x, logits in (source, target)
-        )
+        first, second = ((x.float(), logits.float().softmax(1)) for x, logits in (source, target))
         known = min(len(self.clusters.classes()), CLASSES)
         return contrastive_discrepancy(first, second, len(own) // known, self.sets.classes)
 
