@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import random
 import re
 from pathlib import Path
 
 import pytest
 
+import normkit as nk
 from normkit.lab.experiment.checks import check_models, different_ground
 from normkit.lab.experiment.reading import scales
 from normkit.lab.results import DONE, Epoch, Result
@@ -18,7 +20,7 @@ from tools.evidence.judge import judge
 from tools.evidence.page import evidence_page
 from tools.evidence.results import read_results, write_results
 from tools.evidence.train import small
-from tools.evidence.which import which_page
+from tools.evidence.which import IN_CODE, which_page
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path.stem for path in CLAIMS.glob("*.toml"))
@@ -191,6 +193,20 @@ def test_a_verdict_needs_a_pair(tmp_path: Path) -> None:
     assert re.search(r"\| gn \|( 85.\d\d ± 0.\d\d \|){4}", which_page(tmp_path))
 
 
+def test_why_tells_lost_runs_and_a_measure_by_epoch(tmp_path: Path) -> None:
+    results = made_up("g-ubn", {"ubn": -0.05}, collapsed="ubn")
+    write_results(experiment_of("g-ubn"), results, tmp_path)
+    text = evidence_page(tmp_path)
+    assert "Lost: ubn, no warm-up, seed 1: " in text
+    assert re.search(r"By epoch, .*, no warm-up: ubn (0.\d{3}, ){4}0.\d{3}; bn 0.10", text)
+
+
+def test_code_that_the_page_shows_names_what_is_there() -> None:
+    code = " ".join(code for code, _ in IN_CODE.values())
+    for path in re.findall(r"nk\.([\w.]+)\(", code):
+        assert operator.attrgetter(path)(nk), path
+
+
 def test_claims_without_results_are_not_run() -> None:
     assert judge(claim_of("WS helps GN"), {}) == []
 
@@ -207,7 +223,9 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     write_results(
         experiment_of("m-worker-batch"), made_up("m-worker-batch", {"gn": 0.05}), tmp_path
     )
-    assert re.search(r"\| gn \|( 85.\d\d ± 0.\d\d, better \|){4}", which_page(tmp_path))
+    which = which_page(tmp_path)
+    assert re.search(r"\| gn \|( 85.\d\d ± 0.\d\d, better \|){4}", which)
+    assert re.search(r"\| 2 \| gn 8[45].\d \| .* \| (79|80).\d \|\n", which)  # the best of two
     text = evidence_page(tmp_path)
     assert (
         "| g | UBN beats BN at the end | UBN (Wang et al. 2024), table 4 and figure 1 | 2 |" in text

@@ -51,7 +51,9 @@ ALL = (
           "b-lower-rate", {"γ 0.1, c 100": BETTER, "γ 0.05, c 100": BETTER}),
     Claim("c", "slow scales alone (c = 100) help", "c-each-half", {"γ 1, c 100": BETTER}),
     Claim("c", "small start scales alone (γ = 0.1, c = 1) help",
-          "c-each-half", {"γ 0.1, c 1": BETTER}),
+          "c-each-half", {"γ 0.1, c 1": BETTER},
+          note="With warm-up it learns more slowly all along, as in (a); without, the first steps "
+               "at the full rate harm γ = 1 as much as the small scale costs."),
     Claim("d", "a batch norm before the network equals offline statistics",
           "d-input-norm", {"offline": EQUIVALENT, "fixed": EQUIVALENT}),
     Claim("e", "A1 and A2 are no better than the standard form",
@@ -99,13 +101,21 @@ ALL = (
     Claim("l", "the mean matters more than the deviation", "l-weight-norms",
           {"minus mean": BETTER}, baseline="over std"),
     Claim("m", "with two images a worker GN, BGN and BCN + WS beat BN", "m-worker-batch",
-          {"gn": BETTER, "bgn": BETTER, "bcn + ws": BETTER}, cell={"train.worker_batch": 2}),
+          {"gn": BETTER, "bgn": BETTER, "bcn + ws": BETTER}, cell={"train.worker_batch": 2},
+          note="GN and BGN lose on the training images already: they learn more slowly, and five "
+               "epochs are short. GN + WS, and BCN + WS, beat BN here, so use GN with WS. By its "
+               "rule BGN has one group for two images, all channels of both: that is close to LN, "
+               "and it learns like LN (the table below has both)."),
     Claim("m", "with one image a worker GN, BGN and BCN + WS beat BN", "m-worker-batch",
           {"gn": BETTER, "bgn": BETTER, "bcn + ws": BETTER}, cell={"train.worker_batch": 1}),
     Claim("m", "BGN with its rule beats GBGN at two images a worker", "m-worker-batch",
-          {"bgn": BETTER}, baseline="gbgn", cell={"train.worker_batch": 2}),
+          {"bgn": BETTER}, baseline="gbgn", cell={"train.worker_batch": 2},
+          note="GBGN has a quarter of the channels as groups here, and BGN one group by its rule: "
+               "the finer groups learn faster."),
     Claim("m", "BGN with its rule is no worse than BN at 128 images a worker", "m-worker-batch",
-          {"bgn": NOT_WORSE}, cell={"train.worker_batch": 128}),
+          {"bgn": NOT_WORSE}, cell={"train.worker_batch": 128},
+          note="The rule's 512 groups are for the maps of a ResNet-50. Here they make each row of "
+               "a channel's map a group of its own, in all three stages."),
     Claim("n", "WS keeps the channels of a group alike (StatDiff)", "l-ws-bcn",
           {"gn + ws": BETTER}, baseline="gn", measure="stat_diff",
           source="WS/BCN (Qiao et al. 2019), figure 6"),

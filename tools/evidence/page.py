@@ -10,7 +10,8 @@ from pathlib import Path
 
 from normkit.lab.experiment import Cell, Experiment, Variant
 from normkit.lab.report.words import cell_words
-from normkit.lab.results import Result
+from normkit.lab.results import DONE, Result
+from normkit.lab.statistics import UNSTABLE
 from tools.evidence.claims import ALL, Claim, experiment_of
 from tools.evidence.judge import CONTRADICTED, NOT_RUN, ClaimRow, claim_experiment, judge, scores
 from tools.evidence.results import RESULTS, read_results, read_sweeps
@@ -24,6 +25,7 @@ MEASURES = {
     "corruption": "accuracy lost on damaged images, points",
     "corruption_adapted": "accuracy lost on damaged images after adaptation, points",
 }
+SERIES = ("condensation",)  # one number an epoch, shown epoch by epoch
 POINTS = ("disturbance", "corruption", "corruption_adapted")  # measures that are shares
 TEXT = """\
 Each claim is an experiment of [experiments/claims](../experiments/claims): small networks and few
@@ -182,9 +184,12 @@ def _section(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iter
     yield "|---|---|---:|---:|---:|---:|---:|---|---|"
     for row in rows:
         yield _row(claim, row)
-    if any(row.answer == CONTRADICTED for row in rows):
+    if any(row.answer in (CONTRADICTED, UNSTABLE) for row in rows):
         yield ""
         yield from _why(evidence, claim, rows)
+    elif claim.note:
+        yield ""
+        yield claim.note
 
 
 def _why(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
@@ -201,8 +206,40 @@ def _why(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator
     lost = sum(row.lost + row.baseline_lost for row in rows)
     if told:
         yield f"Training loss of the last epoch: {', '.join(told)}; runs lost: {lost}."
+    if lost:
+        yield f"Lost: {'; '.join(_lost_runs(experiment, results))}."
+    if claim.measure in SERIES:
+        for row in rows:
+            ours, theirs = (
+                _by_epoch(claim.measure, experiment.variant(name, row.cell), experiment, results)
+                for name in (row.variant, row.baseline)
+            )
+            yield (
+                f"By epoch, from before the first on, {where(row.cell)}: {row.variant} {ours}; "
+                f"{row.baseline} {theirs}."
+            )
     if claim.note:
         yield claim.note
+
+
+def _lost_runs(experiment: Experiment, results: Mapping[str, Result]) -> Iterator[str]:
+    for variant in experiment.variants:
+        for run in variant.runs(experiment.seeds):
+            outcome = results[run.id].outcome(experiment.metric) if run.id in results else DONE
+            if outcome != DONE:
+                yield f"{variant.name}, {where(variant.cell)}, seed {run.seed}: {outcome}"
+
+
+def _by_epoch(
+    measure: str, variant: Variant, experiment: Experiment, results: Mapping[str, Result]
+) -> str:
+    """Means of a measure over the seeds, epoch by epoch."""
+    values: dict[int, list[float]] = {}
+    for run in variant.runs(experiment.seeds):
+        for epoch in results[run.id].epochs if run.id in results else ():
+            if (value := epoch.measures.get(measure)) is not None:
+                values.setdefault(epoch.epoch, []).append(value)
+    return ", ".join(f"{statistics.fmean(each):.3f}" for _, each in sorted(values.items()))
 
 
 def _last_loss(variant: Variant, experiment: Experiment, results: Mapping[str, Result]) -> float:

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from normkit.lab.experiment import Experiment
+from normkit.lab.results import Result
 from normkit.lab.statistics import compare
 from tools.evidence.claims import ALL
-from tools.evidence.judge import NOT_RUN, ClaimRow, scores
+from tools.evidence.judge import CONTRADICTED, NOT_RUN, ClaimRow, scores
 from tools.evidence.page import Digits, Evidence
 from tools.evidence.results import RESULTS
 
-BENCHMARK = Path(__file__).parents[2] / "docs" / "benchmark-gpu.json"
+ROOT = Path(__file__).parents[2]
+BENCHMARK = ROOT / "docs" / "benchmark-gpu.json"
+NETWORKS = ROOT / "benchmarks" / "results" / "networks-h200.json"
 FILE = "m-worker-batch"
-SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale")
+SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale", "a-resnet18")
 WORKER, WARM = "train.worker_batch", "train.warmup"
 NOTHING = "Not measured yet: `python -m tools.evidence.train --out FOLDER {}`."
+# what the tables call them, in code; and in NETWORKS, fused
+IN_CODE = {
+    "bn": ('`nk.convert(model, "bn")`', "bn-fused"),
+    "gn": ('`nk.convert(model, "gn")`', "gn-fused"),
+    "gn + ws": ('`nk.recipes.micro_batch(model, "gn").apply()`', ""),
+    "bgn": ("`nk.recipes.bgn(model, batch_size).apply()`", ""),
+    "bcn + ws": ("`nk.recipes.micro_batch(model, micro=False).apply()`", "bcn-fused"),
+    "bcn + ws below 128 a worker": (
+        "`nk.recipes.micro_batch(model).apply()`, then `nk.follow_learning_rate(model, optimizer)`",
+        "",
+    ),
+    "ubn": ("`nk.recipes.ubn(model).apply()`", "ubn"),
+}
 PRETRAINED = """\
 ## For a pretrained network with batch norms, and few images a batch
 
@@ -44,11 +62,16 @@ def which_page(folder: Path = RESULTS) -> str:
 
 def _lines(evidence: Evidence) -> Iterator[str]:
     yield TEXT
+    measured = evidence.results[FILE]
+    if measured:
+        yield "## In short"
+        yield ""
+        yield from _in_short(evidence)
+        yield ""
     yield "## By the number of images that share statistics"
     yield ""
-    experiment, results = evidence.experiments[FILE], evidence.results[FILE]
-    if results:
-        yield from _by_worker_batch(evidence, experiment)
+    if measured:
+        yield from _by_worker_batch(evidence)
     else:
         yield NOTHING.format(FILE)
     yield ""
@@ -61,64 +84,147 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     yield ""
     yield from _speed()
     yield ""
+    if mind := _to_mind(evidence):
+        yield "## What to mind"
+        yield ""
+        yield "Where a paper's claim is contradicted here, and why:"
+        yield ""
+        yield from mind
+        yield ""
     yield "## By claim"
     yield ""
     yield "[evidence.md](evidence.md) has each claim of the papers with its numbers."
 
 
-def _by_worker_batch(evidence: Evidence, experiment: Experiment) -> Iterator[str]:
-    results = evidence.results[FILE]
-    sizes = list(dict.fromkeys(dict(cell)[WORKER] for cell in experiment.cells()))
-    names = list(dict.fromkeys(variant.name for variant in experiment.variants))
+def _to_mind(evidence: Evidence) -> list[str]:
+    return [
+        f"- ({claim.letter}) {_full_text(i)}: {claim.note}"
+        for i, claim in enumerate(ALL)
+        if claim.note and any(row.answer == CONTRADICTED for row in evidence.rows[i])
+    ]
+
+
+def _full_text(i: int) -> str:
+    """A claim that goes on from the one before it, with what that says."""
+    text = ALL[i].text
+    return f"{_full_text(i - 1)}{text[1:]}" if text.startswith("…") else text
+
+
+def _in_short(evidence: Evidence) -> Iterator[str]:
+    """The best of each column of the table with warm-up, what they are in code, what they cost."""
+    experiment = evidence.experiments[FILE]
+    yield "The highest test accuracies with an epoch of warm-up, in percent; tables below have the"
+    yield "rest."
+    yield ""
+    yield "| images that share statistics | best | second | third | bn |"
+    yield "|---:|---|---|---|---|"
+    for size in _sizes(experiment):
+        means = []
+        for name in _names(experiment):
+            cell = ((WARM, 1), (WORKER, size))
+            values, lost = scores(
+                experiment, experiment.variant(name, cell), evidence.results[FILE]
+            )
+            if values and not lost:
+                means.append((statistics.fmean(values), name))
+        best = [f"{name} {100 * mean:.1f}" for mean, name in sorted(means, reverse=True)[:3]]
+        bn = [f"{100 * mean:.1f}" for mean, name in means if name == "bn"]
+        yield f"| {size} | {' | '.join([*best, *['–'] * (3 - len(best))])} | {(bn or ['–'])[0]} |"
+    yield ""
+    rows, device = _network_rows("resnet18-32")
+    yield "In code, each followed by `nk.fuse(model)`; and a step of training with these norms, the"
+    yield "weights as they are, beside nn.BatchNorm2d: a ResNet-18 for images of 32 pixels, batch"
+    yield f"128, on one {device}."
+    yield ""
+    yield "| here | in code | speed | memory |"
+    yield "|---|---|---:|---:|"
+    for name, (code, measured) in IN_CODE.items():
+        row = rows.get(measured)
+        cost = f"{row['ratio']:.2f} | {row['memory']:.2f}" if row else "– | –"
+        yield f"| {name} | {code} | {cost} |"
+    yield ""
+    yield "    python -m benchmarks.networks --device cuda --json networks.json"
+
+
+def _network_rows(network: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """By variant, the latest run that has it."""
+    document = json.loads(NETWORKS.read_text(encoding="utf-8"))
+    rows: dict[str, dict[str, Any]] = {}
+    for run in document["runs"]:
+        rows |= {row["variant"]: row for row in run["networks"].get(network, [])}
+    return rows, document["device"]
+
+
+def _sizes(experiment: Experiment) -> list[Any]:
+    return list(dict.fromkeys(dict(cell)[WORKER] for cell in experiment.cells()))
+
+
+def _names(experiment: Experiment) -> list[str]:
+    return list(dict.fromkeys(variant.name for variant in experiment.variants))
+
+
+def _by_worker_batch(evidence: Evidence) -> Iterator[str]:
+    experiment, results = evidence.experiments[FILE], evidence.results[FILE]
+    yield f"{experiment.difference} {len(results)} of {len(experiment.runs())} runs; – is not run."
+    yield "Verdicts are decided together for a table, more strictly than claim by claim."
+    yield ""
+    for warm, words in ((1, "with an epoch of warm-up"), (0, "without warm-up")):
+        own = tuple(each for each in experiment.variants if dict(each.cell)[WARM] == warm)
+        table = dataclasses.replace(experiment, variants=own)
+        if not any(run.id in results for run in table.runs()):
+            continue
+        yield f"Test accuracy in percent, {words}; beside it the verdict against bn in that column."
+        yield ""
+        yield from _worker_batch_table(table, results)
+        yield ""
+    yield f"    python -m tools.evidence.train --out FOLDER {FILE}"
+
+
+def _worker_batch_table(experiment: Experiment, results: Mapping[str, Result]) -> Iterator[str]:
     verdicts = {
         (each.variant, each.cell): each.verdict
         for each in compare(experiment, results)
         if each.pairs or each.lost or each.baseline_lost
     }
-    yield f"{experiment.difference} {len(results)} of {len(experiment.runs())} runs; – is not run."
-    yield "Verdicts are decided together for both tables, more strictly than claim by claim."
-    yield ""
-    for warm, words in ((1, "with an epoch of warm-up"), (0, "without warm-up")):
-        yield f"Test accuracy in percent, {words}; beside it the verdict against bn in that column."
-        yield ""
-        yield "| | " + " | ".join(f"{size} a worker" for size in sizes) + " |"
-        yield "|---|" + "---:|" * len(sizes)
-        for name in names:
-            fields = []
-            for size in sizes:
-                cell = ((WARM, warm), (WORKER, size))
-                values, lost = scores(experiment, experiment.variant(name, cell), results)
-                std = statistics.stdev(values) if len(values) > 1 else math.nan
-                text = Digits().spread(statistics.fmean(values), std) if values else "–"
-                verdict = verdicts.get((name, cell), "") if values else ""
-                mark = f", {lost} lost" if lost else ""
-                fields.append(f"{text}{', ' + verdict if verdict else ''}{mark}")
+    sizes = _sizes(experiment)
+    yield "| | " + " | ".join(f"{size} a worker" for size in sizes) + " |"
+    yield "|---|" + "---:|" * len(sizes)
+    for name in _names(experiment):
+        fields = []
+        for variant in (each for each in experiment.variants if each.name == name):
+            values, lost = scores(experiment, variant, results)
+            std = statistics.stdev(values) if len(values) > 1 else math.nan
+            text = Digits().spread(statistics.fmean(values), std) if values else "–"
+            verdict = verdicts.get((name, variant.cell), "") if values else ""
+            mark = f", {lost} lost" if lost else ""
+            fields.append(f"{text}{', ' + verdict if verdict else ''}{mark}")
+        if set(fields) != {"–"}:
             yield f"| {name} | " + " | ".join(fields) + " |"
-        yield ""
-    yield f"    python -m tools.evidence.train --out FOLDER {FILE}"
 
 
 def _by_schedule(evidence: Evidence) -> Iterator[str]:
     """Differences in accuracy with and without warm-up, as the claims are judged."""
-    lines: dict[tuple[str, str], dict[object, ClaimRow]] = {}
+    lines: dict[str, dict[object, ClaimRow]] = {}
     for claim, rows in zip(ALL, evidence.rows, strict=True):
         if claim.file not in SCHEDULES or claim.measure or claim.epoch:
             continue
         for row in rows:
             if row.answer != NOT_RUN:
-                pair = lines.setdefault((row.variant, row.baseline), {})
-                pair[dict(row.cell)[WARM]] = row
+                where = ", ResNet-18, 8 epochs" if claim.file == "a-resnet18" else ""
+                pair = f"{row.variant} against {row.baseline}{where}"
+                lines.setdefault(pair, {})[dict(row.cell)[WARM]] = row
     if not lines:
         yield NOTHING.format(" ".join(SCHEDULES))
         return
-    yield "A ResNet-20, 5 epochs of CIFAR-10 with a cosine, learning rate 0.1: test accuracy in"
-    yield "percent, the difference in points, the lab's verdict and the number of paired seeds."
+    yield "CIFAR-10 with a cosine, learning rate 0.1, a ResNet-20 in 5 epochs unless it says so."
+    yield "Test accuracy in percent, the difference in points, the lab's verdict and the number of"
+    yield "paired seeds."
     yield ""
     yield "| | without warm-up | an epoch of warm-up |"
     yield "|---|---|---|"
-    for (variant, baseline), cells in lines.items():
+    for pair, cells in lines.items():
         fields = [_compared(cells.get(warm)) for warm in (0, 1)]
-        yield f"| {variant} against {baseline} | " + " | ".join(fields) + " |"
+        yield f"| {pair} | " + " | ".join(fields) + " |"
     yield ""
     yield f"    python -m tools.evidence.train --out FOLDER {' '.join(SCHEDULES)}"
 
@@ -136,7 +242,7 @@ def _speed() -> Iterator[str]:
     document = json.loads(BENCHMARK.read_text(encoding="utf-8"))["networks"]
     rows = {row["network"]: row for row in document["networks"]}
     base, device = rows["nn.BatchNorm2d"], document["environment"]["device"]
-    yield (f"A training step of a ResNet-50, batch 256, bfloat16, on one {device}")
+    yield f"A training step of a ResNet-50, batch 256, bfloat16, on one {device}"
     yield "([how, and all layers](benchmark-gpu.md))."
     yield ""
     yield "| norm | images/s | times nn.BatchNorm2d | peak GiB |"
@@ -145,3 +251,15 @@ def _speed() -> Iterator[str]:
         rate = row["images_per_second"]
         ratio, peak = rate / base["images_per_second"], row["peak_bytes"] / 2**30
         yield f"| {name} | {rate:.0f} | {ratio:.2f} | {peak:.1f} |"
+    others, _ = _network_rows("resnet50-256")
+    for name, row in others.items():
+        if name.endswith("-save"):
+            words = f"{name.removesuffix('-save')}, fused to save inputs"
+            rate, peak = row["images_per_second"], row["gib"]
+            yield f"| {words} | {rate:.0f} | {row['ratio']:.2f} | {peak:.1f} |"
+    yield ""
+    yield 'Short of memory: `nk.fuse(model, save="inputs")` keeps the inputs of norms alone and'
+    yield "makes the rest again in backward; those rows are of another run."
+    yield ""
+    yield "    python -m benchmarks --device cuda --dtype bfloat16 --network 256"
+    yield "    python -m benchmarks.networks --device cuda --json networks.json"
