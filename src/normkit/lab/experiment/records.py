@@ -158,6 +158,13 @@ class Setting:
     task: TaskSpec = TaskSpec()
     code: OwnCode = OwnCode()
 
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """Whatever differs from the defaults, but for where files lie. Seeds share it."""
+        data, code = replace(self.data, path=None), replace(self.code, folder="")
+        content: dict[str, Any] = _plain(replace(self, data=data, code=code))
+        return content
+
 
 @dataclass(frozen=True)
 class Run:
@@ -180,9 +187,9 @@ class Run:
         # a path says only where a copy lies: images of one's own are known by what they are
         own = setting.data.name in OWN_DATA and setting.data.path is not None
         known = data_identity(setting.data) if own else None
-        setting = replace(setting, data=replace(setting.data, path=None, fingerprint=known))
-        setting = replace(setting, code=replace(setting.code, folder=""))
-        return {"protocol": PROTOCOL, "seed": self.seed, "setting": _plain(setting)}
+        if setting.data.fingerprint != known:
+            setting = replace(setting, data=replace(setting.data, fingerprint=known))
+        return {"protocol": PROTOCOL, "seed": self.seed, "setting": setting.content}
 
     def torch_seed(self) -> int:
         """The seed as revisiting BN hashes it: the last 32 bits of the MD5 of its digits."""
