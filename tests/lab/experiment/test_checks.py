@@ -217,7 +217,7 @@ def test_missing_data_is_told_with_how_to_get_it(
 ) -> None:
     monkeypatch.setenv("NORMKIT_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadExperiment, match=r"variant 'bn' has no data: .*cifar"):
+    with pytest.raises(BadExperiment, match=r"variant 'bn' cannot be trained on its data: .*cifar"):
         check_data(made(data='name = "cifar10"'))
 
 

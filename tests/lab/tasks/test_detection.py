@@ -15,9 +15,11 @@ from normkit.errors import NormkitError, OptionError
 from normkit.lab.data import sources
 from normkit.lab.data.box_files import check_outlines, coco
 from normkit.lab.data.boxes import BoxLoader, box_listing
-from normkit.lab.experiment import Data, Run, Setting
+from normkit.lab.data.records import LeftOut
+from normkit.lab.experiment import Data, Experiment, Run, Setting
+from normkit.lab.experiment.checks import check_data
 from normkit.lab.experiment.reading import read
-from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train, Watch
+from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train, Variant, Watch
 from normkit.lab.models import build
 from normkit.lab.models.detectors import faster_rcnn
 from normkit.lab.models.variant import build_variant
@@ -225,20 +227,48 @@ def test_objects_that_cannot_be_are_named_before_training(
 
 
 def test_a_box_without_area_is_left_out_and_told(blood: Path) -> None:
-    both = OBJECT.format("RBC", 3, 3, 3, 9) + OBJECT.format("WBC", 5, 8, 20, 30)
-    write(blood / "BCCD", 2, both)
-    with pytest.warns(UserWarning, match=r"cell_2\.xml: box 1 has no area and is left out"):
+    boxes = ((3, 3, 3, 9), (5, 8, 20, 30), (20, 3, 5, 9))
+    write(blood / "BCCD", 2, "".join(OBJECT.format("WBC", *each) for each in boxes))
+    with pytest.warns(LeftOut, match=r"cell_2\.xml: box 1, 3 to 3 × 3 to 9, has no area and is"):
         listing = box_listing(setting(blood).data)
     assert listing.train.objects[2].labels.tolist() == [2]
-    with warnings.catch_warnings():  # once is enough: a set is listed for each variant
+    # a check says it in its own way, once for all variants
+    variants = tuple(Variant(name, setting(blood)) for name in ("one", "two"))
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
-        box_listing(setting(blood).data)
+        cautions = check_data(Experiment("mine", "", variants, (1,), "one"))
+    assert [each.rpartition(": ")[2] for each in cautions] == [
+        "box 1, 3 to 3 × 3 to 9, has no area and is left out.",
+        "box 3, 20 to 5 × 3 to 9, ends before it begins and is left out.",
+    ]
+
+
+def test_a_set_without_objects_is_refused(blood: Path, cells: Path) -> None:
+    # it was trained on without a word, to a loss of zero
+    for number in range(4):
+        write(blood / "BCCD", number, "")
+    for number in range(2):
+        Image.new("L", (64, 48 + 8 * number)).save(cells / f"nuclei/train-masks/n{number}.png")
+    for name, images in (("bccd", 4), ("nuclei", 2)):
+        asked = setting(blood, name)
+        with pytest.raises(NormkitError, match=rf"none of the {images} training images has an ob"):
+            make_task(asked).locate(asked)
 
 
 def test_a_mask_of_another_size_is_named(cells: Path) -> None:
     Image.new("L", (8, 8), 1).save(cells / "nuclei" / "train-masks" / "n1.png")
-    with pytest.raises(NormkitError, match=r"n1\.png has 8×8 pixels, and its image .* 64×56"):
-        load_sets(setting(cells, "nuclei"))
+    asked = setting(cells, "nuclei")
+    message = r"n1\.png has 8×8 pixels, and its image .* 64×56"
+    for look in (load_sets, make_task(asked).locate):
+        with pytest.raises(NormkitError, match=message):
+            look(asked)
+
+
+def test_a_damaged_image_is_named_before_training(blood: Path) -> None:
+    image = blood / "BCCD" / "JPEGImages" / "cell_5.jpg"
+    image.write_bytes(image.read_bytes()[:-200])
+    with pytest.raises(NormkitError, match=r"cell_5\.jpg"):
+        make_task(setting(blood)).locate(setting(blood))
 
 
 def test_what_does_not_fit_together_is_refused(blood: Path) -> None:

@@ -238,7 +238,8 @@ def test_a_csv_without_images_is_told_with_the_experiment(
     table = f'[data]\nname = "csv"\npath = "{folder / "list.csv"}"\n'
     (folder / "mine.toml").write_text(TOP.replace('data = "synthetic:1x8x8x3x40"\n', "") + table)
     with pytest.raises(
-        BadExperiment, match=rf"mine: variant 'torch' has no data: .*list\.csv {what}"
+        BadExperiment,
+        match=rf"mine: variant 'torch' cannot be trained on its data: .*list\.csv {what}",
     ):
         check(read(folder / "mine.toml"))
 

@@ -168,9 +168,19 @@ def test_a_file_that_does_not_fit_is_named(place: Path, fault: str, message: str
         file.write_bytes(b"no image")
     with pytest.raises(NormkitError, match=message):
         load_sets(setting(place))
-    if fault in ("class", "colour", "damaged"):  # told by normkit lab check already
+    if fault != "missing":  # told by normkit lab check already
         with pytest.raises(NormkitError, match=message):
             check_maps(map_listing(setting(place).data))
+
+
+def test_maps_without_a_class_and_damaged_images_are_told_before_training(place: Path) -> None:
+    for number in range(4):
+        Image.new("L", SIZE, 11).save(place / "CamVid" / "trainannot" / f"frame_{number}.png")
+    with pytest.raises(NormkitError, match="none of the 4 training maps has a class, all is void"):
+        check_maps(map_listing(setting(place).data))
+    (place / "CamVid" / "train" / "frame_1.png").write_bytes(b"no image")
+    with pytest.raises(NormkitError, match=r"train/frame_1\.png cannot be read"):
+        check_maps(map_listing(setting(place).data))
 
 
 def test_sets_and_tasks_that_do_not_belong_together_are_refused(place: Path) -> None:
@@ -196,7 +206,7 @@ def test_voc_is_read_by_its_lists(tmp_path: Path) -> None:
         (tmp_path / "ImageSets/Segmentation" / f"{part}.txt").write_text("\n".join(stems) + "\n")
         for stem in stems:
             Image.new("RGB", (20, 10)).save(tmp_path / "JPEGImages" / f"{stem}.jpg")
-            Image.new("L", (20, 10), 255).save(tmp_path / "SegmentationClassAug" / f"{stem}.png")
+            Image.new("L", (20, 10), 20).save(tmp_path / "SegmentationClassAug" / f"{stem}.png")
     listing = voc([tmp_path / "JPEGImages"])
     assert (len(listing.train), len(listing.test), listing.classes) == (2, 1, 21)
     check_maps(listing)

@@ -221,6 +221,17 @@ def test_a_search_of_two_levels_is_recorded(order: int) -> None:
     )
 
 
+def test_adversarial_steps_are_recorded() -> None:
+    # several passes and gradients of the images in one record, from a new random start each time
+    attacked = replace(setting(), task=TaskSpec("adversarial", {"judge_steps": 2}))
+    attacked = replace(attacked, model=Model("native:wrn", options={"depth": 10, "width": 1}))
+    run = Run(attacked, 1)
+    replayed, called = finished(run).result(), finished(run, capture=None).result()
+    assert replayed.environment["recorded"] == "yes"
+    # random starts are drawn in another order: as near as two seeds of one setting are
+    assert replayed.epochs[-1].train_loss == pytest.approx(called.epochs[-1].train_loss, rel=0.1)
+
+
 def test_time_and_memory_are_recorded() -> None:
     result = finished(Run(setting(), 1)).result()
     assert result.seconds > 0

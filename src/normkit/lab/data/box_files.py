@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +17,14 @@ from torch import Tensor
 from normkit.core.optional_dependencies import require
 from normkit.lab.data.loaders import libraries
 from normkit.lab.data.map_files import IMAGE_ENDINGS
-from normkit.lab.data.records import BoxFiles, BoxListing, CorruptData, MissingData, Objects
+from normkit.lab.data.records import (
+    BoxFiles,
+    BoxListing,
+    CorruptData,
+    LeftOut,
+    MissingData,
+    Objects,
+)
 from normkit.lab.data.trees import FileTree, tree_of
 
 BLOOD_CELLS = ("RBC", "WBC", "Platelets")
@@ -185,7 +191,8 @@ def objects_of(
     outlines: Sequence[Any] = (),
     crowd: Sequence[bool] = (),
 ) -> Objects:
-    """Checked: a box outside its image is an error, one without area is left out and told."""
+    """Checked: a box outside its image is an error, one without area is left out with a warning,
+    which a check of the lab shows as a caution."""
     kept = []
     height, width = size
     for number, (left, top, right, bottom) in enumerate(boxes):
@@ -199,7 +206,14 @@ def objects_of(
         if right > left and bottom > top:
             kept.append(number)
         else:
-            _warn_once(f"{where}: box {number + 1} has no area and is left out.")
+            turned = right < left or bottom < top
+            what = "ends before it begins" if turned else "has no area"
+            warnings.warn(
+                f"{where}: box {number + 1}, {left:g} to {right:g} × {top:g} to {bottom:g}, {what} "
+                "and is left out.",
+                LeftOut,
+                stacklevel=3,
+            )
     return Objects(
         torch.tensor([boxes[i] for i in kept], dtype=torch.float32).view(-1, 4),
         torch.tensor([labels[i] for i in kept], dtype=torch.long),
@@ -207,11 +221,6 @@ def objects_of(
         outlines=[outlines[i] for i in kept] if outlines else None,
         size=size,
     )
-
-
-@cache  # a set is listed several times: when it is looked for, for each variant, and to train
-def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
 
 
 def _checked(images: list[str], objects: list[Objects], tree: FileTree) -> BoxFiles:

@@ -119,7 +119,8 @@ class _ImagesWithObjects(Dataset[tuple[Tensor, Target]]):
     def __init__(self, files: BoxFiles, masks: bool) -> None:
         self.files, self.masks = files, masks
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Target]:
+    def read(self, index: int) -> tuple[Tensor, Tensor | None]:
+        """An image and its masks, or what numbers them; an error names what does not fit."""
         files = self.files
         name, objects = files.images[index], files.objects[index]
         image = decoded(files.tree.where(name), lambda _: files.tree.open(name))
@@ -130,8 +131,13 @@ class _ImagesWithObjects(Dataset[tuple[Tensor, Target]]):
                 f"{files.tree.where(name)} has {width}×{height} pixels, and its annotation says "
                 f"{said}: its boxes are of another image."
             )
-        boxes, labels, crowd = objects.boxes, objects.labels, objects.crowd
         masks = read_masks(files, index, (height, width)) if self.masks or objects.mask else None
+        return image, masks
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Target]:
+        image, masks = self.read(index)
+        objects = self.files.objects[index]
+        boxes, labels, crowd = objects.boxes, objects.labels, objects.crowd
         target: Target = {}
         if masks is not None and objects.mask:  # numbers say where the objects are
             ids, boxes = numbered_boxes(masks)
@@ -178,6 +184,26 @@ def box_listing(spec: Data) -> BoxListing:
     content = find(PUBLISHED[spec.name], spec.path).read()
     assert isinstance(content, BoxListing)
     return content
+
+
+def check_objects(listing: BoxListing, masks: bool) -> None:
+    """Read every image of a small set, and look for something to learn, before anything trains."""
+    for part in (listing.train, listing.test):
+        any_object = any(len(objects.labels) for objects in part.objects)
+        numbered = any(objects.mask for objects in part.objects)
+        if len(part) <= KEPT:
+            data = _ImagesWithObjects(part, masks)
+            for index in range(len(part)):
+                numbers = data.read(index)[1]
+                any_object |= numbered and numbers is not None and bool(numbers.any())
+        elif numbered:
+            continue
+        if not any_object:
+            name = "training" if part is listing.train else "test"
+            raise CorruptData(
+                f"{part.tree.place}: none of the {len(part):,} {name} images has an object: "
+                "expected some to be found."
+            )
 
 
 def check_has_boxes(spec: Data) -> None:

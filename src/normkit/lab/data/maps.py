@@ -21,8 +21,8 @@ from normkit.errors import OptionError
 from normkit.lab.data.files import find
 from normkit.lab.data.loaders import Loader, Sets, decoding_processes, libraries
 from normkit.lab.data.loading import check_kind
-from normkit.lab.data.map_files import VOID, read_map, read_pair, size_of
-from normkit.lab.data.records import MapFiles, MapListing
+from normkit.lab.data.map_files import VOID, read_pair, size_of
+from normkit.lab.data.records import CorruptData, MapFiles, MapListing
 from normkit.lab.data.sampling import counts, generator
 from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.transforms import IMAGENET, coefficients
@@ -34,11 +34,18 @@ UNUSED = ("crop", "resized_crop", "rotation", "cutout", "mixup")
 
 
 def check_maps(listing: MapListing) -> None:
-    """Read every map of a small set, so that what is wrong is told before anything trains."""
+    """Read every image and map of a small set, so that what is wrong, or a set without a label,
+    is told before anything trains."""
     for part in (listing.train, listing.test):
-        if len(part) <= KEPT:
-            for index in range(len(part)):
-                read_map(listing, part, index)
+        if len(part) > KEPT:
+            continue
+        pairs = (read_pair(listing, part, index) for index in range(len(part)))
+        if not sum(bool((classes != VOID).any()) for _, classes in pairs):
+            name = "training" if part is listing.train else "test"
+            raise CorruptData(
+                f"{part.tree.place}: none of the {len(part):,} {name} maps has a class, all is "
+                f"void: expected some from 0 to {listing.classes - 1}."
+            )
 
 
 # ------------------------------------------------------------------ batches

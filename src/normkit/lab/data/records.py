@@ -28,6 +28,10 @@ class CorruptData(NormkitError, ValueError):
     """A file is not what was published: another checksum, a wrong size, or unreadable."""
 
 
+class LeftOut(UserWarning):
+    """Something of a set that is not used, such as a box without area."""
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """One published part of a small set."""

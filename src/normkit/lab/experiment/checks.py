@@ -20,6 +20,7 @@ from normkit.catalog import ENTRIES
 from normkit.conversion.recipes import RECIPES
 from normkit.errors import NormkitError, OptionError
 from normkit.lab import data
+from normkit.lab.data.records import LeftOut
 from normkit.lab.experiment.problems import BadExperiment
 from normkit.lab.experiment.records import (
     OWN_DATA,
@@ -44,6 +45,7 @@ from normkit.layers.base import Normalizer
 from normkit.models import first_line
 
 Tell = Callable[[str], None]
+BAD_DATA = "cannot be trained on its data"  # where a variant's set is missing, or not as expected
 Shape = tuple[int, ...]  # channels, height, width
 
 FEW_IMAGES = 4  # that a model is tried with; workers with more are not worth the time
@@ -67,27 +69,34 @@ def check(experiment: Experiment, tell: Tell = lambda message: None) -> list[str
     are cautions: what need not be wrong, but looks like it.
     """
     tell("Looking for the data")
-    check_data(experiment)
+    cautions = check_data(experiment)
     own = [each for each in _distinct_data(experiment) if each.setting.data.name in OWN_DATA]
 
     def look(variant: Variant) -> None:
         spec = variant.setting.data
         tell(f'{spec.path} has data.fingerprint = "{data.fingerprint(spec)}"')
 
-    _try_each(experiment, own, look, "has no data")
+    _try_each(experiment, own, look, BAD_DATA)
     check_metric(experiment)
     check_batches(experiment)
-    return check_models(experiment, tell)
+    return [*cautions, *check_models(experiment, tell)]
 
 
-def check_data(experiment: Experiment) -> None:
-    """An error that names every data set that is unknown, missing or damaged."""
-    _try_each(
-        experiment,
-        _distinct_data(experiment),
-        lambda variant: make_task(variant.setting).locate(variant.setting),
-        "has no data",
-    )
+def check_data(experiment: Experiment) -> list[str]:
+    """An error that names every data set that is unknown, missing or damaged; cautions are what a
+    reader of files warns of, such as a box that it leaves out."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", LeftOut)
+        _try_each(
+            experiment,
+            _distinct_data(experiment),
+            lambda variant: make_task(variant.setting).locate(variant.setting),
+            BAD_DATA,
+        )
+    for each in told:
+        if each.category is not LeftOut:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return list(dict.fromkeys(str(each.message) for each in told if each.category is LeftOut))
 
 
 def check_metric(experiment: Experiment) -> None:

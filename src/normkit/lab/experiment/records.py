@@ -37,7 +37,7 @@ class Data:
     train: str = "train"  # the published split to train on; estimation shift trains on "test"
     validation: float = 0.0  # share of the training set, the same from every class
     split_seed: int = 0
-    subset: int | None = None  # train on so many samples only
+    subset: int | None = None  # train on so many samples only; the test stays whole
     size: int | None = None  # side of the images; None: as they are
     # none, dataset (mean, std), fixed (x−128)/128, lite (x−127)/128, halves (x−.5)/.5
     normalize: str = "dataset"
