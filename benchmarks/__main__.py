@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import normkit
-from benchmarks import layers, network, report, step_cost
+from benchmarks import layers, report, step_cost
 from benchmarks.layers import BenchmarkRun, LayerRow, LayerTable
 from normkit import timing
 from normkit.errors import nearest
@@ -32,8 +32,8 @@ examples:
       one layer on two shapes; layers chosen by name are compiled too
   python -m benchmarks --device cuda --dtype bfloat16 --shape 128x256x56x56 --compile all
       on a GPU, which adds CUDA-graph replay, peak memory, kernels and the memory floor
-  python -m benchmarks --device cuda --dtype bfloat16 --shape 128x64x112x112 --network 256
-      and images a second of a ResNet-50 with each of them
+  python -m benchmarks.gpu
+      whole networks, host time, memory, compiled: docs/benchmark-gpu.md
   python -m benchmarks --json bench.json --markdown bench.md
       every number for a program, and the tables for a page
 
@@ -51,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         InputSpec(shape, memory, DTYPES[dtype], device)
         for shape, dtype, memory in itertools.product(options.shape, options.dtype, options.format)
     ]
-    networks = 3 + len(options.layers) * (2 + options.plain_networks) if options.network else 0
-    progress = ProgressLine(2 * len(specs) * len(options.layers) + networks)
+    progress = ProgressLine(2 * len(specs) * len(options.layers))
     compiler = timing.Compiler()
     rate = step_cost.copy_rate(device) if device.type == "cuda" else None
     if rate is not None:
@@ -71,19 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run.tables.append(table)
         save(run, options)  # now: whoever stops a long run keeps what it has
         print(f"\n{report.text(table)}", flush=True)
-    if options.network:
-        for speed in network.speeds(
-            options.layers,
-            options.network,
-            device,
-            compiled=bool(options.compile),
-            written_plainly=options.plain_networks,
-        ):
-            progress(f"ResNet-50: {speed.network}")
-            run.speeds.append(speed)
-            save(run, options)
-        progress.clear()
-        print(f"\n{report.speed_text(run)}", flush=True)
     run.remarks += compiler.reasons
     for remark in run.remarks:
         print(remark)
@@ -181,13 +167,6 @@ def _parser() -> argparse.ArgumentParser:
         f"those named with --layers; of all layers {', '.join(COMPILED_BY_DEFAULT)})",
     )
     add("--no-compile", action="store_const", const="none", dest="compile", help="--compile none")
-    add(
-        "--network",
-        type=_positive,
-        metavar="BATCH",
-        help="on a GPU, also train a ResNet-50 with each layer at this batch size",
-    )
-    add("--plain-networks", action="store_true", help="and with the straightforward versions")
     add("--json", type=Path, metavar="FILE", help="write every number")
     add("--markdown", type=Path, metavar="FILE", help="write the tables")
     return parser
@@ -206,8 +185,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(str(problem))
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here. Try --device cpu.")
-    if options.network and options.device != "cuda":
-        parser.error("--network: a ResNet-50 takes hours on a CPU. Try --device cuda.")
     for path in (options.json, options.markdown):  # better now than after the run
         if path is not None and not path.resolve().parent.is_dir():
             parser.error(f"{path}: there is no directory {path.parent}.")

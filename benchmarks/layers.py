@@ -74,22 +74,12 @@ class LayerTable:
         return list(dict.fromkeys(name for row in self.rows for name in row.cells))
 
 
-@dataclass(frozen=True)
-class NetworkSpeed:
-    """How fast a whole network trains with one normalizer. None: it did not fit in memory."""
-
-    network: str
-    images_per_second: float | None
-    peak_bytes: int | None
-
-
 @dataclass
 class BenchmarkRun:
     """Everything that is printed and written."""
 
     environment: dict[str, str | int | float]
     tables: list[LayerTable] = field(default_factory=list)
-    speeds: list[NetworkSpeed] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def summary(self) -> str:

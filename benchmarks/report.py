@@ -119,31 +119,6 @@ def _notes(table: LayerTable) -> list[str]:
     return notes
 
 
-def speed_lines(run: BenchmarkRun) -> list[list[str]]:
-    """Header and rows: images a second, times the first, peak memory."""
-    first = run.speeds[0].images_per_second
-    lines = [["norm", "images/s", f"times {BASELINE}", "peak GiB"]]
-    for speed in run.speeds:
-        rate, peak = speed.images_per_second, speed.peak_bytes
-        if rate is None or peak is None:
-            lines.append([speed.network, "out of memory", MISSING, MISSING])
-            continue
-        ratio = f"{rate / first:.2f}" if first else MISSING
-        lines.append([speed.network, f"{rate:.0f}", ratio, f"{peak / 2**30:.1f}"])
-    return lines
-
-
-def speed_text(run: BenchmarkRun) -> str:
-    """The networks for the terminal."""
-    lines = speed_lines(run)
-    widths = [max(len(line[i]) for line in lines) for i in range(4)]
-    output = ["== ResNet-50, training, bfloat16 autocast, channels_last, eager =="]
-    for line in lines:
-        first, *rest = (f"{c:>{w}}" for c, w in zip(line, widths, strict=True))
-        output.append("  ".join([line[0].ljust(len(first)), *rest]))
-    return "\n".join(output)
-
-
 def environment(run: BenchmarkRun) -> str:
     return ", ".join(f"{name} {value}" for name, value in run.environment.items())
 
@@ -173,12 +148,6 @@ def markdown(run: BenchmarkRun) -> str:
             output += ["| " + " | ".join(" ".join(c.split()) for c in line) + " |" for line in grid]
             output.append("")
         output += [f"- {note}" for note in _notes(table)] + [""]
-    if run.speeds:
-        header, *lines = speed_lines(run)
-        output += ["## ResNet-50, training, bfloat16 autocast, channels_last, eager", ""]
-        for line in (header, ["---", *["---:"] * 3], *lines):
-            output.append("| " + " | ".join(line) + " |")
-        output.append("")
     output += [f"- {remark}" for remark in run.remarks]
     return "\n".join(output).rstrip() + "\n"
 
@@ -206,6 +175,5 @@ def as_json(run: BenchmarkRun) -> str:
         "summary": run.summary(),
         "remarks": run.remarks,
         "results": results,
-        "networks": [vars(speed) for speed in run.speeds],
     }
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"

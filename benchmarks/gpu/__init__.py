@@ -1,0 +1,1 @@
+"""What normkit costs on a GPU, in one run of one version: docs/benchmark-gpu.md is made of it."""

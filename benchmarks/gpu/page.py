@@ -1,0 +1,356 @@
+"""docs/benchmark-gpu.md and what README.md says of GPUs, made of the file of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from normkit.core.atomic_write import write_text
+
+BEGIN, END = "<!-- of docs/benchmark-gpu.json -->", "<!-- until here -->"
+PASSES = 8  # over the input: three forward, five backward
+MISSING = "–"
+BN, GN = "nn.BatchNorm2d", "nn.GroupNorm(32)"
+NORMS = {"torch-bn": BN, "torch-gn": "nn.GroupNorm", "torch-ln": "nn.GroupNorm(1)"}
+NORMS |= {"torch-in": "nn.InstanceNorm2d", "torch-own": "as torchvision has it"}
+ADDED = {"fused": "{}, fused", "save": '{}, fused, save="inputs"', "ws": "{}, weights by ws"}
+TITLES = {
+    "resnet18-32": "ResNet-18, 32 px",
+    "resnet50-256": "ResNet-50",
+    "resnet50-8": "ResNet-50",
+    "resnet50-1": "ResNet-50",
+    "efficientnet_b0": "EfficientNet-B0",
+    "mobilenet_v3_large": "MobileNetV3-large",
+    "densenet121": "DenseNet-121",
+    "regnet_y_1_6gf": "RegNetY-1.6GF",
+    "convnext_tiny": "ConvNeXt-T",
+    "maskrcnn_resnet50_fpn": "Mask R-CNN, 800×1200 px",
+}
+SMALL = ("resnet18-32", "efficientnet_b0", "mobilenet_v3_large", "densenet121", "regnet_y_1_6gf")
+
+HEAD = """\
+# On a GPU
+
+One {device}, torch {torch}, Triton {triton}, Python {Python}, {cores} cores, commit {commit}.
+Everything on this page is written by one command from [the numbers of one run](benchmark-gpu.json):
+
+    python -m benchmarks.gpu            measure, all or what is missing (about 7 minutes)
+    python -m benchmarks.gpu --page     write this page and the README's figures
+"""
+NETWORKS = """\
+## Whole networks
+
+A step of training of torchvision's networks in eager mode, bfloat16 autocast, channels_last, SGD
+with momentum, 224×224 pixels unless it says otherwise. Variants take turns; a ratio is the median
+over turns, ± half of what lies between the fastest turn and the slowest. Peak memory is that of a
+step, with the network and its optimizer.
+"""
+MEMORY = """\
+## Memory
+
+`nk.fuse(model, save="inputs")` keeps what goes into norms, and makes what comes out of them again
+in backward. Memory and speed in units of the network with torch's norms; speed also against the
+fused network that keeps both (ConvNeXt: the converted one). Last, how much larger a batch fits.
+"""
+COMPILED = """\
+## Under torch.compile
+
+ResNet-50, batch 256, as above, compiled; each network in a process of its own, in turns.
+"""
+HOST = """\
+## Host time
+
+A step of one layer, forward and backward, in a chain of 40 layers of 8×64×8×8, float32,
+channels_last, in µs: what the host pays, for the kernels are done before.
+"""
+LAYERS = """\
+## One layer
+
+A training step in bfloat16: forward, and backward to the input and all parameters. GPU time
+alone, by CUDA-graph replay, as a multiple of the memory floor: eight passes over the input at the
+rate of a copy ({rate:.2f} TB/s). {missing}: the layer refuses the shape, or cannot be recorded.
+"""
+STRAIGHTFORWARD = """\
+The same at {shape} beside the formula as one would write it in torch: multiples of the floor,
+kernels of a step, its memory beyond input and gradient in units of {base}'s; eager, with the
+host, in ms.
+"""
+README_LAYERS = """\
+On an {device} (bfloat16, channels_last, 128×256×56×56) a training step takes this many times the
+memory floor, eight passes over the input: bn, gn, bcn, rbn and sn {low:.2f} to {high:.2f},
+nn.BatchNorm2d (cuDNN) {bn:.2f}, nn.GroupNorm {gn:.2f}.
+"""
+README_SMALL = """\
+Small networks wait for the host: there a step is recorded once and then started from C++, where a
+compiler is found (`nk.build_extension()`). Eager images a second in units of nn.BatchNorm2d's:
+"""
+README_MEMORY = """\
+`nk.fuse(model, save="inputs")` makes what comes out of a norm again in backward from what went
+in, to the last bit, instead of keeping it. Peak memory in GiB, and what it brings:
+"""
+
+Row = dict[str, Any]
+
+
+class GpuRun:
+    """The file of a run. Parts that were not measured have no rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.document = json.loads(path.read_text(encoding="utf-8"))
+        self.parts = self.document["parts"]
+        self.environment = self.document["environment"]
+
+    def rows(self, part: str) -> list[Row]:
+        return self.parts.get(part, {}).get("rows", [])
+
+    def starting(self, kind: str) -> dict[str, list[Row]]:
+        """Rows of the parts of a kind, by what follows it in their names."""
+        found = (name for name in self.parts if name.startswith(kind))
+        return {name.removeprefix(kind): self.rows(name) for name in found}
+
+    def network(self, name: str, variant: str, key: str) -> float | None:
+        rows = self.rows(f"network {name}")
+        return next((row.get(key) for row in rows if row["variant"] == variant), None)
+
+    def floor(self, shape: str) -> float:
+        """Seconds of eight passes over an input in bfloat16, at the measured copy rate."""
+        elements = 1
+        for size in shape.split()[0].split("x"):
+            elements *= int(size)
+        return PASSES * 2 * elements / self.document["copy_rate"]
+
+    def multiples(self, shape: str, key: str = "replay_seconds") -> dict[str, float]:
+        rows = self.rows(f"layers {shape}")
+        return {row["layer"]: row[key] / self.floor(shape) for row in rows if row.get(key)}
+
+
+def write_pages(path: Path, root: Path) -> list[Path]:
+    """All pages with figures of a run."""
+    from tools.evidence.which import which_page
+
+    readme = root / "README.md"
+    pages = {
+        root / "docs" / "benchmark-gpu.md": gpu_page(path),
+        readme: with_block(readme.read_text(encoding="utf-8"), path),
+        root / "docs" / "which-normalizer.md": which_page(),
+    }
+    for target, text in pages.items():
+        write_text(target, text)
+    return list(pages)
+
+
+def gpu_page(path: Path) -> str:
+    run = GpuRun(path)
+    return "\n".join(_lines(run)).rstrip() + "\n"
+
+
+def _lines(run: GpuRun) -> Iterator[str]:
+    yield HEAD.format(**run.environment, commit=run.document["commit"])
+    for section in (_networks, _memory, _compiled, _host, _layers, _remarks):
+        yield from section(run)
+
+
+def _networks(run: GpuRun) -> Iterator[str]:
+    found = run.starting("network ")
+    if not found:
+        return
+    yield NETWORKS
+    batches = _batches()
+    header = ["network", "batch", "norms", "images/s", "±", f"× {BN}", "peak GiB", "×"]
+    lines = []
+    for name, rows in found.items():
+        head = [TITLES[name], str(batches[name])]
+        for row in rows:
+            if "error" not in row:
+                half = f"{50 * row['spread']:.0f} %"
+                memory = [_number(row.get(key)) for key in ("gib", "memory")]
+                numbers = [_rate(row), half, _number(row.get("ratio")), *memory]
+                lines.append([*head, title(row["variant"]), *numbers])
+                head = ["", ""]
+    yield from grid(header, lines, left=(0, 2))
+
+
+def _memory(run: GpuRun) -> Iterator[str]:
+    lines = []
+    batches = _batches()
+    for name, rows in run.starting("network ").items():
+        by = {row["variant"]: row for row in rows}
+        for variant, row in by.items():
+            fused = by.get(variant.replace("-save", "-fused")) or by.get(variant.partition("-")[0])
+            if variant.endswith("-save") and row.get("memory") and fused and "error" not in fused:
+                against = row["images_per_second"] / fused["images_per_second"]
+                cells = [_number(row["memory"]), _number(row["ratio"]), _number(against)]
+                larger = f"{1 / row['memory']:.1f}"
+                norm = variant.partition("-")[0]
+                lines.append([TITLES[name], str(batches[name]), norm, *cells, larger])
+    if lines:
+        yield MEMORY
+        header = ["network", "batch", "norm", "memory ×", "speed ×", "speed × fused", "batch ×"]
+        yield from grid(header, lines, left=(0, 2))
+
+
+def _compiled(run: GpuRun) -> Iterator[str]:
+    rows = [row for row in run.rows("compiled") if "error" not in row]
+    if rows:
+        yield COMPILED
+        lines = [
+            [title(row["variant"]), _rate(row), _number(row.get("ratio")), _number(row.get("gib"))]
+            for row in rows
+        ]
+        yield from grid(["norms", "images/s", f"× {BN} compiled", "peak GiB"], lines)
+
+
+def _host(run: GpuRun) -> Iterator[str]:
+    rows = [row for row in run.rows("host") if "error" not in row]
+    if rows:
+        yield HOST
+        lines = [
+            [row["layer"], f"{row['microseconds']:.0f}", f"{50 * row['spread']:.0f} %"]
+            for row in rows
+        ]
+        yield from grid(["layer", "µs", "±"], lines)
+
+
+def _layers(run: GpuRun) -> Iterator[str]:
+    found = run.starting("layers ")
+    if not found:
+        return
+    yield LAYERS.format(rate=run.document["copy_rate"] / 1e12, missing=MISSING)
+    multiples = {shape: run.multiples(shape) for shape in found}
+    names = dict.fromkeys(row["layer"] for rows in found.values() for row in rows)
+    heads = [f"{shape.split()[0].replace('x', '×')} {_memory_word(shape)}" for shape in found]
+    floors = [f"{1000 * run.floor(shape):.3f}" for shape in found]
+    lines = [["floor, ms", *floors]]
+    lines += [[name, *(_number(multiples[s].get(name)) for s in found)] for name in names]
+    yield from grid(["layer", *heads], lines)
+    for shape, rows in found.items():
+        own = [row for row in rows if row.get("straightforward_seconds")]
+        if own:
+            yield from _straightforward(run, shape, rows)
+
+
+def _straightforward(run: GpuRun, shape: str, rows: list[Row]) -> Iterator[str]:
+    yield STRAIGHTFORWARD.format(shape=shape.split()[0].replace("x", "×"), base=BN)
+    theirs = run.multiples(shape, "straightforward_replay_seconds")
+    ours = run.multiples(shape)
+    base = next((row.get("peak_bytes") for row in rows if row["layer"] == BN), None)
+    lines = []
+    for row in rows:
+        if "error" in row:
+            continue
+        name = row["layer"]
+        peaks = [row.get("peak_bytes"), row.get("straightforward_peak_bytes")]
+        memory = [_number(peak / base if peak and base else None) for peak in peaks]
+        kernels = [str(row.get(f"{kind}kernels") or MISSING) for kind in ("", "straightforward_")]
+        times = [_number(ours.get(name)), _number(theirs.get(name), 1)]
+        lines.append([name, *times, *kernels, *memory, f"{1000 * row['seconds']:.2f}"])
+    two = ["straightforward"]
+    header = ["layer", "× floor", *two, "kernels", *two, "memory", *two, "eager, ms"]
+    yield from grid(header, lines)
+
+
+def _remarks(run: GpuRun) -> Iterator[str]:
+    """What was refused is said, so that no row is missing in silence."""
+    errors = [
+        f"- {part}: {row.get('variant') or row.get('layer')}: {row['error']}"
+        for part, result in run.parts.items()
+        for row in result["rows"]
+        if "error" in row
+    ]
+    if errors:
+        yield "## Not measured"
+        yield ""
+        yield from errors
+
+
+def with_block(readme: str, path: Path) -> str:
+    """The README with its figures of a GPU."""
+    before, _, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"README.md lacks the lines {BEGIN} and {END}: put them where figures go.")
+    return "\n".join([before + BEGIN, *_readme_lines(GpuRun(path)), END + after])
+
+
+def _readme_lines(run: GpuRun) -> Iterator[str]:
+    large = run.multiples("128x256x56x56 channels_last")
+    near = [large[name] for name in ("bn", "gn", "bcn", "rbn", "sn") if name in large]
+    if near and BN in large and GN in large:
+        ends = {"low": min(near), "high": max(near), "bn": large[BN], "gn": large[GN]}
+        yield README_LAYERS.format(device=run.environment["device"], **ends)
+    lines = []
+    for norm in ("torch-bn", "torch-gn", "bn", "gn", "bcn", "rbn", "ubn"):
+        kinds = (norm, f"{norm}-fused", f"{norm}-save")
+        rates = [run.network("resnet50-256", kind, "images_per_second") for kind in kinds]
+        compiled = next(
+            (
+                row.get("images_per_second")
+                for row in run.rows("compiled")
+                if row["variant"] in (norm, f"{norm}-fused") and norm != "torch-gn"
+            ),
+            None,
+        )
+        if rates[0]:
+            cells = [MISSING if rate is None else f"{rate:,.0f}" for rate in (*rates, compiled)]
+            lines.append([title(norm), *cells])
+    if lines:
+        header = ["ResNet-50, batch 256, images/s", "eager", "after `nk.fuse`"]
+        yield from grid([*header, '`save="inputs"`', "fused and compiled"], lines)
+    lines = []
+    for name in SMALL:
+        small = ("bn", "bn-fused", "gn", "gn-fused", "torch-gn")
+        ratios = [run.network(name, kind, "ratio") for kind in small]
+        if ratios[0]:
+            lines.append([TITLES[name], *(_number(ratio) for ratio in ratios)])
+    if lines:
+        yield README_SMALL
+        yield from grid(["", "bn", "bn, fused", "gn", "gn, fused", "nn.GroupNorm"], lines)
+    lines = []
+    for name in ("resnet50-256", *SMALL[1:]):
+        gib = [run.network(name, kind, "gib") for kind in ("torch-bn", "bn-save")]
+        ratio = run.network(name, "bn-save", "ratio")
+        if all(gib) and ratio:
+            share = gib[1] / gib[0]  # type: ignore[operator]
+            cells = [f"{value:.1f}" for value in gib] + [f"{share:.2f}", f"{1 / share:.1f}"]
+            lines.append([TITLES[name], *cells, f"{ratio:.2f}"])
+    if lines:
+        yield README_MEMORY
+        header = ["", BN, "bn, saved", "memory ×", "a batch that fits ×", "speed ×"]
+        yield from grid(header, lines)
+
+
+def title(variant: str) -> str:
+    """A variant as people call it."""
+    if variant in NORMS:
+        return NORMS[variant]
+    norm, _, rest = variant.partition("-")
+    return ADDED[rest].format(norm) if rest in ADDED else norm
+
+
+def grid(
+    header: Sequence[str], lines: Iterable[Sequence[str]], left: tuple[int, ...] = (0,)
+) -> Iterator[str]:
+    rule = ["---" if i in left else "---:" for i in range(len(header))]
+    for line in (header, rule, *lines):
+        yield "| " + " | ".join(line) + " |"
+    yield ""
+
+
+def _batches() -> dict[str, int]:
+    from benchmarks.gpu.networks import CASES
+
+    return {name: case.batch for name, case in CASES.items()}
+
+
+def _memory_word(shape: str) -> str:
+    return "NCHW" if shape.endswith("contiguous") else ""
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return MISSING if value is None else f"{value:.{digits}f}"
+
+
+def _rate(row: Row) -> str:
+    return f"{row['images_per_second']:,.0f}"

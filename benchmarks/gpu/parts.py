@@ -1,0 +1,110 @@
+"""The parts of a run. Each can be measured alone, and none twice for one version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import normkit as nk
+from benchmarks.gpu import compiled, host, networks, single
+from normkit.timing import InputSpec
+
+Rows = list[dict[str, Any]]
+Job = tuple[str, list[str]]  # of a part, what one process prepares
+
+NETWORK, LAYERS, HOST, COMPILED = "network ", "layers ", "host", "compiled"
+FIRST = "128x256x56x56 channels_last"  # where straightforward versions are measured as well
+SHAPES = (
+    FIRST,
+    "128x64x112x112 channels_last",
+    "32x256x56x56 channels_last",
+    "128x1024x14x14 channels_last",
+    "128x2048x7x7 channels_last",
+    "2x256x200x304 channels_last",
+    "128x256x56x56 contiguous",
+    "128x2048x7x7 contiguous",
+)
+TRIAL_SHAPE = "4x32x6x6"
+# seconds on an H200 with kernels on disk: for whoever has little time
+SECONDS = {COMPILED: 20, HOST: 15, NETWORK: 25, LAYERS: 10}
+
+
+def layer_names() -> list[str]:
+    return nk.names("activation")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """On what, and how thoroughly."""
+
+    device: torch.device
+    turns: int = 7
+    trial: bool = False  # tiny shapes, to see that all of it runs
+
+    def spec(self, name: str) -> InputSpec:
+        shape, memory = name.removeprefix(LAYERS).split()
+        sizes = tuple(int(size) for size in (TRIAL_SHAPE if self.trial else shape).split("x"))
+        return InputSpec(sizes, memory, torch.bfloat16, self.device)
+
+    def case(self, name: str) -> networks.Case:
+        case = networks.CASES[name.removeprefix(NETWORK)]
+        return case.tiny() if self.trial else case
+
+    def compiled_case(self) -> networks.Case:
+        return compiled.CASE.tiny() if self.trial else compiled.CASE
+
+
+def names() -> list[str]:
+    """All parts, in the order in which they are measured."""
+    return [
+        COMPILED,
+        *(f"{NETWORK}{name}" for name in networks.CASES),
+        HOST,
+        *(f"{LAYERS}{shape}" for shape in SHAPES),
+    ]
+
+
+def estimate(part: str) -> int:
+    if part == f"{LAYERS}{FIRST}":
+        return 25
+    if part == f"{NETWORK}resnet50-256":
+        return 60
+    return next(seconds for start, seconds in SECONDS.items() if part.startswith(start))
+
+
+def all_jobs(wanted: list[str], machine: Machine) -> list[Job]:
+    """Of all parts, the longest first."""
+    found = [job for part in wanted for job in jobs(part, machine)]
+    return sorted(found, key=lambda job: not job[0].startswith((LAYERS, HOST)))
+
+
+def jobs(part: str, machine: Machine) -> list[Job]:
+    """What can be compiled before, each in any process."""
+    if part.startswith(NETWORK):
+        return [(part, variants) for variants in machine.case(part).norms().values()]
+    if part.startswith(LAYERS):
+        return [(part, layer_names())]
+    return [(part, layer_names())] if part == HOST else []
+
+
+def prepare(job: Job, machine: Machine) -> None:
+    part, which = job
+    if part.startswith(NETWORK):
+        networks.prepare(machine.case(part), which, machine.device)
+    elif part.startswith(LAYERS):
+        single.prepare(which, machine.spec(part))
+    else:
+        host.measure(which, machine.device, 1, length=1)
+
+
+def measure(part: str, machine: Machine, log: Callable[[str], None]) -> Rows:
+    if part.startswith(NETWORK):
+        return networks.measure(machine.case(part), machine.device, machine.turns, log)
+    if part.startswith(LAYERS):
+        first = part == f"{LAYERS}{FIRST}"
+        return single.measure(layer_names(), machine.spec(part), min(3, machine.turns), first)
+    length = 2 if machine.trial else host.LENGTH
+    return host.measure(layer_names(), machine.device, machine.turns, length)

@@ -1,0 +1,179 @@
+"""The run of docs/benchmark-gpu.md: its parts on a CPU, how it goes on, and the pages made of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import compiled, networks, page, parts
+from benchmarks.gpu.networks import Case
+
+CPU = torch.device("cpu")
+SHAPE = "128x2048x7x7 channels_last"
+
+
+def test_a_network_is_measured_beside_torchs_norms(monkeypatch):
+    monkeypatch.setattr(networks, "build", _small)
+    case = Case("none", 8, 2, ("torch-bn", "bn-fused", "wrong"))
+    said = []
+    base, fused, wrong = networks.measure(case, CPU, 1, said.append)
+    assert base["ratio"] == 1.0
+    assert base["images_per_second"] * fused["ratio"] == pytest.approx(fused["images_per_second"])
+    assert wrong == {"variant": "wrong", "error": "ValueError: no such norm"}
+    assert said == ["none, wrong: ValueError: no such norm"]
+    assert case.norms() == {"bn": ["bn-fused"], "wrong": ["wrong"]}
+
+
+def _small(case: Case, variant: str) -> nn.Module:
+    if variant == "wrong":
+        raise ValueError("no such norm\nat all")
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 1000))
+
+
+@pytest.mark.parametrize(
+    ("variant", "kinds"),
+    [("torch-gn", {"GroupNorm"}), ("gn-save", {"GN"}), ("torch-bn", {"BatchNorm2d"})],
+)
+def test_variants_of_a_network(variant, kinds):
+    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    model = networks.build(Case("resnet18", 32, 2, ()), variant)
+    norms = [m for m in model.modules() if "Norm" in type(m).__name__ or type(m).__name__ == "GN"]
+    assert {type(m).__name__ for m in norms} == kinds
+    assert len(norms) == 20
+
+
+def test_blocks_of_a_convnext_are_the_same_function():
+    models = pytest.importorskip("torchvision", reason="torchvision is not installed").models
+    torch.manual_seed(0)
+    block = models.convnext.CNBlock(6, layer_scale=0.5, stochastic_depth_prob=0.0)
+    twin = nn.Sequential(models.convnext.CNBlock(6, layer_scale=0.5, stochastic_depth_prob=0.0))
+    twin[0].load_state_dict(block.state_dict())
+    networks._channels_on_axis_1(twin)
+    x = torch.randn(2, 6, 5, 5)
+    torch.testing.assert_close(twin(x), block(x), rtol=1e-5, atol=1e-5)
+    assert not any(isinstance(m, nn.Linear) for m in twin.modules())
+
+
+def test_steady_turns_are_not_repeated():
+    asked = []
+
+    def timer(count: int) -> float:
+        asked.append(count)
+        return 0.1 * count
+
+    times = networks.in_turns({"a": timer, "b": timer}, turns=9)
+    assert times == {name: pytest.approx([0.1] * 3) for name in "ab"}
+    unsteady = iter(range(1, 100))
+    times = networks.in_turns({"a": lambda count: next(unsteady)}, turns=5)
+    assert len(times["a"]) == 5
+
+
+def test_a_compiled_network_answers_from_its_process(monkeypatch):
+    monkeypatch.setattr(networks, "build", _small)
+    monkeypatch.setattr(nn.Module, "compile", lambda self: None)
+    case = Case("none", 8, 2, ("torch-bn", "wrong"))
+    together = compiled.CompiledNetworks.__new__(compiled.CompiledNetworks)
+    together.case, together.ends, together.processes = case, {}, []
+    for variant in case.variants:  # threads in the place of processes
+        together.ends[variant], there = Pipe()
+        threading.Thread(
+            target=compiled._serve, args=(case, variant, "cpu", there), daemon=True
+        ).start()
+    row, wrong = together.measure(1, lambda text: None)
+    assert row["images_per_second"] > 0
+    assert wrong["error"] == "ValueError: no such norm"
+    together.close()
+
+
+def test_a_run_goes_on_and_never_mixes_versions(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(parts, "layer_names", lambda: ["bn", "dn"])
+    monkeypatch.setattr(command, "source_hash", lambda: "one")
+    file = tmp_path / "run.json"
+    common = ["--trial", "--device", "cpu", "--turns", "1", "--json", str(file)]
+    layers = f"layers {parts.FIRST}"
+    assert command.main([*common, "--parts", "host", layers, "--seconds", "0"]) == 1
+    assert "Not measured: host, layers 128x256" in capsys.readouterr().err
+    assert command.main([*common, "--parts", "host"]) == 0
+    first = json.loads(file.read_text())
+    assert command.main([*common, "--parts", "host", layers]) == 0
+    both = json.loads(file.read_text())
+    assert both["parts"]["host"] == first["parts"]["host"]
+    bn = next(row for row in both["parts"][layers]["rows"] if row["layer"] == "bn")
+    assert bn["straightforward_seconds"] > 0
+    assert bn["difference"]["y"] < 1e-2
+
+    monkeypatch.setattr(command, "source_hash", lambda: "two")
+    assert command.main([*common, "--parts", "host"]) == 2
+    assert "its source is one, here it is two" in capsys.readouterr().err
+    assert json.loads(file.read_text()) == both
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--parts", "hots"], "unknown part 'hots'. Did you mean 'host'?"),
+        (["--device", "cpu"], "Try --trial"),
+        (["--page", "--json", "nowhere.json"], "there is no nowhere.json"),
+    ],
+)
+def test_bad_arguments_are_explained(arguments, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main(arguments)
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def _run(tmp_path: Path) -> Path:
+    rates = {"torch-bn": 100.0, "bn": 120.0, "bn-fused": 150.0, "bn-save": 135.0}
+    rows = [
+        {"variant": v, "images_per_second": r, "ratio": r / 100, "spread": 0.02, "gib": 10.0}
+        for v, r in rates.items()
+    ]
+    rows[-1] |= {"gib": 6.0, "memory": 0.6}
+    rows.append({"variant": "in", "error": "ShapeError: one position"})
+    layers = [{"layer": name, "replay_seconds": 2e-5, "seconds": 1e-4} for name in ("bn", "rms")]
+    document = {
+        "commit": "c0ffee",
+        "environment": dict.fromkeys(("device", "torch", "triton", "Python", "cores"), "this"),
+        "copy_rate": 4e12,
+        "parts": {
+            "network resnet50-256": {"rows": rows},
+            f"layers {SHAPE}": {"rows": layers},
+            "host": {"rows": [{"layer": "bn", "microseconds": 87.4, "spread": 0.1}]},
+        },
+    }
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_the_page_says_what_the_file_says(tmp_path):
+    text = page.gpu_page(_run(tmp_path))
+    assert "commit c0ffee" in text
+    assert "| ResNet-50 | 256 | nn.BatchNorm2d | 100 | 1 % | 1.00 | 10.00 | – |" in text
+    assert '|  |  | bn, fused, save="inputs" | 135 | 1 % | 1.35 | 6.00 | 0.60 |' in text
+    assert "| ResNet-50 | 256 | bn | 0.60 | 1.35 | 0.90 | 1.7 |" in text  # 135 of 150 when fused
+    assert "| bn | 87 | 5 % |" in text
+    floor = 8 * 2 * 128 * 2048 * 7 * 7 / 4e12
+    assert f"| rms | {2e-5 / floor:.2f} |" in text
+    assert "- network resnet50-256: in: ShapeError: one position" in text
+    assert "torch.compile" not in text  # not measured
+
+
+def test_the_readme_has_a_place_for_figures(tmp_path):
+    path = _run(tmp_path)
+    written = page.with_block(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n", path)
+    assert written.startswith(f"before\n{page.BEGIN}\n")
+    assert written.endswith(f"{page.END}\nafter\n")
+    assert "| bn | 120 | 150 | 135 | – |" in written
+    assert "old" not in written
+    assert page.with_block(written, path) == written
+    with pytest.raises(ValueError, match="lacks the lines"):
+        page.with_block("no place", path)
