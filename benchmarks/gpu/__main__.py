@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         together = CompiledNetworks(machine.compiled_case(), machine.device)
     try:
         if machine.device.type == "cuda":
-            prepare(parts.all_jobs(wanted, machine), machine, options)
+            prepare(parts.all_jobs(wanted, machine), machine, options.processes, log)
             document["cpp"] = _with_extension()
             if "copy_rate" not in document:
                 document["copy_rate"] = step_cost.copy_rate(machine.device)
@@ -104,19 +104,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if missing or wrong else 0
 
 
-def prepare(jobs: list[Job], machine: Machine, options: argparse.Namespace) -> None:
+def prepare(jobs: list[Job], machine: Machine, processes: int, log: Callable[[str], None]) -> None:
     """Compile the kernels of all parts, many processes at a time; those that fail do it later."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.processes, spawn, initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(processes, spawn, initializer=_one_thread) as pool:
         built = pool.submit(nk.build_extension)  # the C++ part, used from the next process on
         waiting = {pool.submit(_prepared, job, machine): job for job in jobs}
         for future in as_completed(waiting):
             part, which = waiting[future]
             if (problem := future.exception()) is not None:
-                text = f"{type(problem).__name__}: {problem}"
-                print(f"not prepared: {part} {' '.join(which)}: {text[:300]}", file=sys.stderr)
+                log(f"not prepared: {part} {which[0]}: {type(problem).__name__}: {problem}")
+            else:
+                log(f"prepared: {part} {which[0]} in {future.result():.0f} s")
         if (problem := built.exception()) is not None:
-            print(f"no C++ part: {problem}", file=sys.stderr)
+            log(f"no C++ part: {problem}")
 
 
 def _with_extension() -> bool:
@@ -131,9 +132,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _prepared(job: Job, machine: Machine) -> None:
+def _prepared(job: Job, machine: Machine) -> float:
+    start = time.perf_counter()
     try:
         parts.prepare(job, machine)
+        return time.perf_counter() - start
     except Exception as problem:
         raise RuntimeError(first_line(problem)) from None  # others cannot be sent
     finally:

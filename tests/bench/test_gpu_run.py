@@ -1,4 +1,4 @@
-"""The run of docs/benchmark-gpu.md: its parts on a CPU, how it goes on, and the pages made of it."""
+"""The run of docs/benchmark-gpu.md: parts on a CPU, how it goes on, and the pages made of it."""
 
 from __future__ import annotations
 
