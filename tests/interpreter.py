@@ -9,6 +9,9 @@ No number changes. What is left out:
                         gets a list of its sizes; here blocks of one shape share them
     broadcasting        the sizes of two blocks are compared one by one, also where they are equal
 
+And one repair: Triton 3.6 makes a number of an array of one element by int(), which NumPy refuses
+from 2.4 on.
+
 These are names inside of Triton: where another version has others, it runs as it is, only slower.
 """
 
@@ -32,7 +35,17 @@ def quicken() -> None:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     if hasattr(interpreter, "_patch_lang") and hasattr(interpreter, "_LangPatchScope"):
         interpreter._patch_lang = _Patching(interpreter._patch_lang)
+    if hasattr(interpreter, "_patch_lang_tensor") and hasattr(interpreter, "_LangPatchScope"):
+        interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     _share_shapes()
+
+
+def _with_index(patch: Any) -> Any:
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patched
 
 
 def _remembered(look: Any) -> Any:

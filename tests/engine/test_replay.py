@@ -1,4 +1,4 @@
-"""Steps that were recorded and are started again from C++, the kernels in Triton's interpreter."""
+"""Steps that were recorded and are started again from C++, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from normkit.errors import DeviceError
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYERS = {
     "bn": {},
     "gn": {"groups": 4},
@@ -49,7 +50,11 @@ def triton():
 def batch(seed: int, n: int = 3) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 16, 5, 5, generator=generator)
-    return x.to(memory_format=torch.channels_last)
+    return x.to(DEVICE, memory_format=torch.channels_last)
+
+
+def make(name: str, **options):
+    return nk.make(name, 16, **LAYERS.get(name, {}), **options).to(DEVICE)
 
 
 def step(layer, x, residual=None, activation="none"):
@@ -67,7 +72,7 @@ def step(layer, x, residual=None, activation="none"):
 
 
 def recorded(name: str = "bn", activation: str = "none", **options):
-    layer = nk.make(name, 16, **LAYERS.get(name, {}), **options)
+    layer = make(name, **options)
     step(layer, batch(1), activation=activation)
     return layer
 
@@ -81,7 +86,7 @@ def replays(made) -> bool:
     ("activation", "with_residual"), [("none", False), ("relu", True), ("none", True)]
 )
 def test_a_replayed_step_gives_what_the_layer_gives(name, activation, with_residual):
-    layer = nk.make(name, 16, **LAYERS[name])
+    layer = make(name)
     other = copy.deepcopy(layer)
     for seed in range(3):
         residual = batch(seed + 5) if with_residual else None
@@ -131,7 +136,7 @@ def test_an_option_that_changes_at_every_step_ends_the_recording():
 def test_parameters_given_by_functional_call_are_used_and_get_gradients():
     layer = recorded()
     layer.zero_grad()
-    weight = torch.full((16,), 3.0, requires_grad=True)
+    weight = torch.full((16,), 3.0, device=DEVICE, requires_grad=True)
     x = batch(2).requires_grad_()
     y = functional_call(layer, {"weight": weight}, (x,))
     assert "NormalizerStep" in y.grad_fn.name()
@@ -162,7 +167,7 @@ def test_gradients_in_another_layout_many_at_once_and_twice():
     x = batch(4).requires_grad_()
     y = layer(x)
     assert "NormalizerStep" in y.grad_fn.name()
-    g = torch.randn(3, 16, 5, 5)
+    g = torch.randn(3, 16, 5, 5, device=DEVICE)
     (one,) = torch.autograd.grad(y, x, g, retain_graph=True)
     (again,) = torch.autograd.grad(y, x, g, retain_graph=True)
     (many,) = torch.autograd.grad(y, x, torch.stack([g, 2 * g]), is_grads_batched=True)
@@ -225,7 +230,7 @@ def test_without_a_compiler_it_says_so(monkeypatch, tmp_path):
         nk.build_extension()
     assert build.extension() is None
     assert "no compiler" in build.reason()
-    layer = nk.BN(16)
+    layer = make("bn")
     step(layer, batch(1))
     assert not replays(step(layer, batch(1)))
 
@@ -240,7 +245,7 @@ def test_it_can_be_switched_off(monkeypatch):
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_that_are_made_again(name):
     """fuse(save="inputs") has replayed steps: its hooks for saved tensors are known."""
-    layer, conv = nk.make(name, 16, **LAYERS[name]), torch.nn.Conv2d(16, 2, 1)
+    layer, conv = make(name), torch.nn.Conv2d(16, 2, 1).to(DEVICE)
     follows = {} if name in WITH_KERNEL else {"residual": batch(3), "activation": "relu"}
     results, seen = [], []
     for block in (nullcontext, remaking.Remaking):

@@ -45,7 +45,7 @@ def batches(count, size=6):
 def gradients(call, layer, xs, backward=lambda losses: sum(losses).backward()):
     """Of the inputs and parameters, for a loss that tells the calls apart."""
     given = [x.clone().requires_grad_() for x in xs]
-    weights = [torch.linspace(-1, i + 2, x.numel(), dtype=x.dtype).sin() for i, x in enumerate(xs)]
+    weights = [torch.linspace(-1, i + 2, x.numel()).to(x).sin() for i, x in enumerate(xs)]
     backward([(call(x).flatten() @ w) for x, w in zip(given, weights, strict=True)])
     wanted = [p.grad for p in layer.parameters() if p.requires_grad]
     return [x.grad for x in given] + wanted
@@ -178,12 +178,13 @@ def test_nothing_is_kept_without_a_checkpoint():
 
 
 def test_kernels_repeat_themselves_from_what_they_saw():
-    """The fused kernels of these layers, interpreted: they update statistics on their way."""
+    """The fused kernels of these layers: they update statistics on their way."""
     pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # there they are interpreted
     for case in (CHANGING[0], CHANGING[1], CHANGING[4]):
-        layer = changing(case).float()
+        layer = changing(case).float().to(device)
         twin = copy.deepcopy(layer)
-        xs = [x.float() for x in batches(2)]
+        xs = [x.float().to(device) for x in batches(2)]
         with nk.use_backend("triton"):
             found = gradients(lambda x: checkpoint(layer, x, use_reentrant=False), layer, xs)  # noqa: B023
             expected = gradients(twin, twin, xs)
