@@ -57,11 +57,13 @@ $(VENV)/.integrations: $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[integrations]'
 	@touch $@
 
-# what pyproject.toml allows at least, of torch; the rest as new as it comes
-$(OLDEST)/.installed: pyproject.toml
+# torch as old as pyproject.toml allows, the rest as in .venv
+$(OLDEST)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "normkit needs Python 3.11 or newer; try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --no-compile -e . numpy pytest hypothesis pytest-timeout pytest-xdist \
+	grep -v '^torch' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --no-compile -c $(OLDEST)/constraints.txt -e . \
+	  numpy pytest hypothesis pytest-timeout pytest-xdist \
 	  "torch==$$(sed -n 's/^dependencies = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*"
 	@touch $@
