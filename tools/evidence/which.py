@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "docs" / "benchmark-gpu.json"
 NETWORKS = ROOT / "benchmarks" / "results" / "networks-h200.json"
 FILE = "m-worker-batch"
-SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale", "a-resnet18")
+SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale", "a-resnet18", "l-resnet18")
 WORKER, WARM = "train.worker_batch", "train.warmup"
 NOTHING = "Not measured yet: `python -m tools.evidence.train --out FOLDER {}`."
 # what the tables call them, in code; and in NETWORKS, fused
@@ -210,7 +210,7 @@ def _by_schedule(evidence: Evidence) -> Iterator[str]:
             continue
         for row in rows:
             if row.answer != NOT_RUN:
-                where = ", ResNet-18, 8 epochs" if claim.file == "a-resnet18" else ""
+                where = ", ResNet-18, 8 epochs" if claim.file.endswith("resnet18") else ""
                 pair = f"{row.variant} against {row.baseline}{where}"
                 lines.setdefault(pair, {})[dict(row.cell)[WARM]] = row
     if not lines:
