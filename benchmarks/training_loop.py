@@ -54,17 +54,17 @@ class EpochTime:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = parse(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     try:
-        sets = load(_setting(options, TORCH).data, device)
+        sets = load(setting_of(options, TORCH).data, device)
     except NormkitError as error:
         print(error, file=sys.stderr)
         return 2
     machine = environment(device)
-    rule = side_by_side(_setting(options, TORCH), sets.shape, device)
+    rule = side_by_side(setting_of(options, TORCH), sets.shape, device)
     recorded, why_not = is_recorded(device, sets.train)
     print(
         f"{machine['device']}, torch {machine['torch']}, {len(sets.train)} images, {options.model}"
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured(options: argparse.Namespace, sets: Any, device: torch.device) -> Iterator[EpochTime]:
     """One row after the other. The bare loop and the lab's take turns: their ratio matters."""
     for norm in options.norms.split(","):
-        setting = _setting(options, norm)
+        setting = setting_of(options, norm)
 
         def ways(*makers: Callable[[], Epoch]) -> list[float] | str:
             with deterministic_cudnn(not options.fastest):
@@ -179,7 +179,7 @@ def abreast(setting: Setting, sets: Any, device: torch.device, many: int, captur
     return epoch
 
 
-def _setting(options: argparse.Namespace, norm: str) -> Setting:
+def setting_of(options: argparse.Namespace, norm: str) -> Setting:
     return Setting(
         Data(options.data, path=options.path, flip=True, crop=options.crop),
         Model(options.model, options.stem),
@@ -213,7 +213,7 @@ def _plain(options: argparse.Namespace) -> dict[str, Any]:
     return {name: str(v) if isinstance(v, Path) else v for name, v in vars(options).items()}
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.training_loop",
         description=(__doc__ or "").partition("\n")[0],
@@ -235,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--abreast", type=_counts, default=[1, 2, 4], metavar="K,K", help="default: 1,2,4")
     add("--threads", type=int, metavar="K", help="CPU threads")
     add("--out", type=Path, metavar="FILE", help="write every number as JSON")
-    return parser
+    return parser.parse_args(arguments)
 
 
 def _counts(text: str) -> list[int]:

@@ -40,6 +40,7 @@ class Case:
     pixels: int
     batch: int
     variants: tuple[str, ...]
+    training: bool = True  # or forward alone, in eval mode
 
     def tiny(self) -> Case:
         """The same for a trial, on a CPU too."""
@@ -89,6 +90,11 @@ CASES = {
         *("resnet50", 224, 8), (*USUAL, "torch-ln", "ln", "torch-in", "in", "rbn-fused", "ubn")
     ),
     "resnet50-1": Case("resnet50", 224, 1, USUAL),
+    "resnet50-inference": Case(
+        *("resnet50", 224, 256),
+        ("torch-bn", "torch-gn", "bn", "bn-fused", "bn-folded", "gn", "gn-fused", "bcn-fused"),
+        training=False,
+    ),
     "convnext_tiny": Case("convnext_tiny", 224, 64, ("torch-own", "pn", "pn-save")),
     DETECTION: Case(DETECTION, 800, 2, ("torch-bn", "bn", "bn-fused", "bn-save")),
 }
@@ -116,7 +122,7 @@ def build(case: Case, variant: str) -> nn.Module:
         nk.fuse(model, example=False, save="inputs" if rest == "save" else "all")
     if rest == "ws":
         nk.standardize(model)
-    return model
+    return nk.fold(model.eval()) if rest == "folded" else model
 
 
 def _groups(channels: int) -> int:
@@ -160,13 +166,18 @@ def _pixel(linear: Any) -> nn.Conv2d:
 
 
 def step_of(model: nn.Module, case: Case, device: torch.device) -> Step:
-    """A step of training in bf16 and channels_last; it waits for nothing."""
-    model.to(device).to(memory_format=torch.channels_last).train()
+    """A step in bf16 and channels_last; it waits for nothing."""
+    model.to(device).to(memory_format=torch.channels_last).train(case.training)
     loss = _detector_loss(model, case, device) if case.model == DETECTION else None
     loss = loss or _classifier_loss(model, case, device)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, foreach=True)
     cuda = device.type == "cuda"
     cast = torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext()
+
+    @torch.no_grad()
+    def forward() -> None:
+        with cast:
+            loss()
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -175,7 +186,7 @@ def step_of(model: nn.Module, case: Case, device: torch.device) -> Step:
         value.backward()
         optimizer.step()
 
-    return step
+    return step if case.training else forward
 
 
 def _classifier_loss(model: nn.Module, case: Case, device: torch.device) -> Callable[[], Tensor]:

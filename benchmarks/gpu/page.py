@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.networks import CASES
+from benchmarks.gpu.parts import LAB_IMAGES
 from normkit.core.atomic_write import write_text
 
 BEGIN, END = "<!-- of docs/benchmark-gpu.json -->", "<!-- until here -->"
@@ -15,12 +17,18 @@ MISSING = "–"
 BN, GN = "nn.BatchNorm2d", "nn.GroupNorm(32)"
 NORMS = {"torch-bn": BN, "torch-gn": "nn.GroupNorm", "torch-ln": "nn.GroupNorm(1)"}
 NORMS |= {"torch-in": "nn.InstanceNorm2d", "torch-own": "as torchvision has it"}
-ADDED = {"fused": "{}, fused", "save": '{}, fused, save="inputs"', "ws": "{}, weights by ws"}
+ADDED = {
+    "folded": "{}, folded",
+    "fused": "{}, fused",
+    "save": '{}, fused, save="inputs"',
+    "ws": "{}, weights by ws",
+}
 TITLES = {
     "resnet18-32": "ResNet-18, 32 px",
     "resnet50-256": "ResNet-50",
     "resnet50-8": "ResNet-50",
     "resnet50-1": "ResNet-50",
+    "resnet50-inference": "ResNet-50, inference",
     "efficientnet_b0": "EfficientNet-B0",
     "mobilenet_v3_large": "MobileNetV3-large",
     "densenet121": "DenseNet-121",
@@ -43,9 +51,9 @@ NETWORKS = """\
 ## Whole networks
 
 A step of training of torchvision's networks in eager mode, bfloat16 autocast, channels_last, SGD
-with momentum, 224×224 pixels unless it says otherwise. Variants take turns; a ratio is the median
-over turns, ± half of what lies between the fastest turn and the slowest. Peak memory is that of a
-step, with the network and its optimizer.
+with momentum, 224×224 pixels unless it says otherwise; inference is forward in eval mode.
+Variants take turns; a ratio is the median over turns, ± half of what lies between the fastest
+turn and the slowest. Peak memory is that of a step, with the network and its optimizer.
 """
 MEMORY = """\
 ## Memory
@@ -76,6 +84,13 @@ STRAIGHTFORWARD = """\
 The same at {shape} beside the formula as one would write it in torch: multiples of the floor,
 kernels of a step, its memory beyond input and gradient in units of {base}'s; eager, with the
 host, in ms.
+"""
+LAB = """\
+## Training in the lab
+
+Seconds an epoch and run: a ResNet-18 with a stem for 32×32 images, {images:,} made images with
+flips and random crops on the device, batch 128, bfloat16, channels_last. "Recorded" steps are
+CUDA graphs.
 """
 README_LAYERS = """\
 On an {device} (bfloat16, channels_last, 128×256×56×56) a training step takes this many times the
@@ -148,7 +163,7 @@ def gpu_page(path: Path) -> str:
 
 def _lines(run: GpuRun) -> Iterator[str]:
     yield HEAD.format(**run.environment, commit=run.document["commit"])
-    for section in (_networks, _memory, _compiled, _host, _layers, _remarks):
+    for section in (_networks, _memory, _compiled, _host, _layers, _lab, _remarks):
         yield from section(run)
 
 
@@ -157,7 +172,7 @@ def _networks(run: GpuRun) -> Iterator[str]:
     if not found:
         return
     yield NETWORKS
-    batches = _batches()
+    batches = {name: case.batch for name, case in CASES.items()}
     header = ["network", "batch", "norms", "images/s", "±", f"× {BN}", "peak GiB", "×"]
     lines = []
     for name, rows in found.items():
@@ -174,7 +189,7 @@ def _networks(run: GpuRun) -> Iterator[str]:
 
 def _memory(run: GpuRun) -> Iterator[str]:
     lines = []
-    batches = _batches()
+    batches = {name: case.batch for name, case in CASES.items()}
     for name, rows in run.starting("network ").items():
         by = {row["variant"]: row for row in rows}
         for variant, row in by.items():
@@ -251,13 +266,27 @@ def _straightforward(run: GpuRun, shape: str, rows: list[Row]) -> Iterator[str]:
     yield from grid(header, lines)
 
 
+def _lab(run: GpuRun) -> Iterator[str]:
+    rows = run.rows("lab")
+    if rows:
+        yield LAB.format(images=LAB_IMAGES)
+        ways = dict.fromkeys((row["way"], row["runs"]) for row in rows)
+        heads = [f"{way}, {runs} side by side" if runs > 1 else way for way, runs in ways]
+        lines = []
+        for norm in dict.fromkeys(row["norm"] for row in rows):
+            own = {(row["way"], row["runs"]): row["seconds"] for row in rows if row["norm"] == norm}
+            title = BN if norm == "torch" else norm
+            lines.append([title, *(_number(own.get(way), 3) for way in ways)])
+        yield from grid(["norms", *heads], lines)
+
+
 def _remarks(run: GpuRun) -> Iterator[str]:
     """What was refused is said, so that no row is missing in silence."""
     errors = [
         f"- {part}: {row.get('variant') or row.get('layer')}: {row['error']}"
         for part, result in run.parts.items()
         for row in result["rows"]
-        if "error" in row
+        if row.get("error")
     ]
     if errors:
         yield "## Not measured"
@@ -336,12 +365,6 @@ def grid(
     for line in (header, rule, *lines):
         yield "| " + " | ".join(line) + " |"
     yield ""
-
-
-def _batches() -> dict[str, int]:
-    from benchmarks.gpu.networks import CASES
-
-    return {name: case.batch for name, case in CASES.items()}
 
 
 def _memory_word(shape: str) -> str:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 import normkit as nk
+from benchmarks import training_loop
 from benchmarks.gpu import compiled, host, networks, single
+from normkit.lab.data import load
 from normkit.timing import InputSpec
 
 Rows = list[dict[str, Any]]
 Job = tuple[str, list[str]]  # of a part, what one process prepares
 
-NETWORK, LAYERS, HOST, COMPILED = "network ", "layers ", "host", "compiled"
+NETWORK, LAYERS, HOST, COMPILED, LAB = "network ", "layers ", "host", "compiled", "lab"
 FIRST = "128x256x56x56 channels_last"  # where straightforward versions are measured as well
 SHAPES = (
     FIRST,
@@ -29,7 +31,8 @@ SHAPES = (
 )
 TRIAL_SHAPE = "4x32x6x6"
 # seconds on an H200 with kernels on disk: for whoever has little time
-SECONDS = {COMPILED: 20, HOST: 15, NETWORK: 25, LAYERS: 10}
+SECONDS = {COMPILED: 20, HOST: 15, NETWORK: 25, LAYERS: 10, LAB: 40}
+LAB_IMAGES = 12_800
 
 
 def layer_names() -> list[str]:
@@ -64,6 +67,7 @@ def names() -> list[str]:
         *(f"{NETWORK}{name}" for name in networks.CASES),
         HOST,
         *(f"{LAYERS}{shape}" for shape in SHAPES),
+        LAB,
     ]
 
 
@@ -106,5 +110,20 @@ def measure(part: str, machine: Machine, log: Callable[[str], None]) -> Rows:
     if part.startswith(LAYERS):
         first = part == f"{LAYERS}{FIRST}"
         return single.measure(layer_names(), machine.spec(part), min(3, machine.turns), first)
+    if part == LAB:
+        return lab_rows(machine)
     length = 2 if machine.trial else host.LENGTH
     return host.measure(layer_names(), machine.device, machine.turns, length)
+
+
+def lab_rows(machine: Machine) -> Rows:
+    """The lab's training loop: a ResNet-18 for 32×32 images, seconds an epoch and run."""
+    size = ["--data", f"synthetic:3x32x32x10x{LAB_IMAGES}", "--model", "torchvision:resnet18"]
+    size += ["--stem", "cifar", "--precision", "bf16"]
+    if machine.trial:
+        size = ["--data", "synthetic:1x8x8x3x32", "--model", "native:small_cnn", "--crop", "1"]
+        size += ["--precision", "float32", "--batch", "16"]
+    many = ["--norms", "torch,bn", "--epochs", "1" if machine.trial else "2", "--abreast", "1,2,4"]
+    options = training_loop.parse([*size, *many, "--device", machine.device.type])
+    sets = load(training_loop.setting_of(options, training_loop.TORCH).data, machine.device)
+    return [asdict(row) for row in training_loop.measured(options, sets, machine.device)]

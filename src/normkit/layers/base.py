@@ -427,7 +427,9 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
 
         uses = self.uses_moments()
         options = {"residual": residual, "activation": activation, "path": path}
-        y = normalize(x, coefficients, cells=cells or self.cells, use_moments=uses, **options)  # type: ignore[arg-type]
+        if cells is None:  # not `or`: torch 2.11 cannot ask a function in a graph whether it is true
+            cells = self.cells
+        y = normalize(x, coefficients, cells=cells, use_moments=uses, **options)  # type: ignore[arg-type]
         return y, results[0]
 
     def _heard(self, x: Tensor, moments: Moments | None, state: LayerState) -> MapResult:

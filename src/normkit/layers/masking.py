@@ -27,7 +27,8 @@ NO_KERNEL = "a mask is given, and no kernel takes one"
 class _Here(threading.local):
     """The block that the code at hand is in: micro-batches may run side by side, in threads."""
 
-    context: MaskContext | None = None
+    def __init__(self) -> None:  # in each thread: torch 2.11 takes a default of the class for the value
+        self.context: MaskContext | None = None
 
 
 _here = _Here()
