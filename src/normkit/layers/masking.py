@@ -27,7 +27,7 @@ NO_KERNEL = "a mask is given, and no kernel takes one"
 class _Here(threading.local):
     """The block that the code at hand is in: micro-batches may run side by side, in threads."""
 
-    def __init__(self) -> None:  # in each thread: torch 2.11 takes a default of the class for the value
+    def __init__(self) -> None:  # of each thread: graphs of torch 2.11 would see a class's default
         self.context: MaskContext | None = None
 
 
