@@ -427,7 +427,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
 
         uses = self.uses_moments()
         options = {"residual": residual, "activation": activation, "path": path}
-        if cells is None:  # `or` would ask a function whether it is true: not in torch 2.11's graphs
+        if cells is None:  # not `or`: torch 2.11's graphs ask no function whether it is true
             cells = self.cells
         y = normalize(x, coefficients, cells=cells, use_moments=uses, **options)  # type: ignore[arg-type]
         return y, results[0]
