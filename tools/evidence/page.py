@@ -13,7 +13,15 @@ from normkit.lab.report.words import cell_words
 from normkit.lab.results import DONE, Result
 from normkit.lab.statistics import UNSTABLE
 from tools.evidence.claims import ALL, Claim, experiment_of
-from tools.evidence.judge import CONTRADICTED, NOT_RUN, ClaimRow, claim_experiment, judge, scores
+from tools.evidence.judge import (
+    CONTRADICTED,
+    NOT_RUN,
+    ClaimRow,
+    claim_experiment,
+    judge,
+    measured,
+    scores,
+)
 from tools.evidence.results import RESULTS, read_results, read_sweeps
 
 # measures in words, and how many digits they have
@@ -31,10 +39,10 @@ TEXT = """\
 Each claim is an experiment of [experiments/claims](../experiments/claims): small networks and few
 epochs, so a claim that does not hold here may hold at the papers' scale, and the other way round.
 Seeds are paired. Answers come from the lab's verdicts ([how they are reached](verdicts.md)), with
-5 % for all rows of a claim together. *holds*: the interval of the difference excludes 0 on the side
-that the paper says; *contradicted*: on the other side; *does not hold*: the difference is smaller
-than half a point, or is there where none should be; *not shown*: too few seeds to tell; *unstable*:
-runs were lost.
+5 % for all rows of a claim together, those not run yet included. *holds*: the interval of the
+difference excludes 0 on the side that the paper says; *contradicted*: on the other side; *does not
+hold*: the difference is smaller than half a point, or is there where none should be; *not shown*:
+too few seeds to tell; *unstable*: runs were lost.
 
     NORMKIT_DATA=… python -m tools.evidence.train --out FOLDER    train, headline claims first
     make evidence                                this page, from the committed results
@@ -60,6 +68,10 @@ class Evidence:
     def runs(self) -> int:
         """How many were trained; experiments share some."""
         return len({run for results in self.results.values() for run in results})
+
+    def planned(self) -> int:
+        runs = (experiment.runs() for experiment in self.experiments.values())
+        return len({run.id for each in runs for run in each})
 
     def total(self, kind: str) -> float:
         """Seconds of all sweeps on a GPU or on a CPU."""
@@ -116,10 +128,13 @@ def _lines(evidence: Evidence) -> Iterator[str]:
 
 
 def _introduction(evidence: Evidence) -> Iterator[str]:
-    gpu, cpu = evidence.total("GPU"), evidence.total("CPU")
+    spent = [f"{evidence.total(kind):.0f} s of a {kind}" for kind in ("GPU", "CPU")]
     devices = sorted({each["device"] for each in evidence.sweeps})
+    shared = sum(each["seconds"] for each in evidence.sweeps if each.get("beside"))
     yield (
-        f"{evidence.runs()} runs, {gpu:.0f} s of a GPU and {cpu:.0f} s of a CPU"
+        f"{evidence.runs()} of {evidence.planned()} planned runs, "
+        f"{' and '.join(each for each in spent if not each.startswith('0 '))}"
+        f"{f', {shared:.0f} s of them shared with other work' if shared else ''}"
         f"{' (' + '; '.join(devices) + ')' if devices else ''}."
     )
     yield TEXT
@@ -165,6 +180,8 @@ def _place(claim: Claim, row: ClaimRow) -> str:
 
 def _gap(claim: Claim, row: ClaimRow) -> str:
     digits = Digits(claim)
+    if not row.pairs:
+        return f"lost {row.lost} runs, and {row.baseline_lost} of {row.baseline}"
     ours, theirs = (digits.spread(mean, math.nan) for mean in (row.mean, row.baseline_mean))
     return f"{ours} against {theirs}, n {row.pairs}"
 
@@ -184,12 +201,33 @@ def _section(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iter
     yield "|---|---|---:|---:|---:|---:|---:|---|---|"
     for row in rows:
         yield _row(claim, row)
+    if claim.measure in POINTS:
+        yield ""
+        yield from _left(evidence, claim, rows)
     if any(row.answer in (CONTRADICTED, UNSTABLE) for row in rows):
         yield ""
         yield from _why(evidence, claim, rows)
     elif claim.note:
         yield ""
         yield claim.note
+
+
+def _left(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
+    """The accuracy that remains: who has less can lose less."""
+    experiment, results = claim_experiment(claim), evidence.results[claim.file]
+    told = []
+    for row in rows:
+        means = []
+        for name in (row.variant, row.baseline):
+            variant = experiment.variant(name, row.cell)
+            runs = [results[run.id] for run in variant.runs(experiment.seeds) if run.id in results]
+            lost = [(run, measured(run, claim.measure)) for run in runs]
+            left = [(run.score(experiment.metric) or 0.0) - each for run, each in lost if each]
+            means.append(f"{100 * statistics.fmean(left):.2f}" if left else "–")
+        if "–" not in means:
+            told.append(f"{means[0]} against {means[1]} ({_place(claim, row)})")
+    if told:
+        yield f"Accuracy that is left, in percent: {', '.join(told)}."
 
 
 def _why(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
