@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +42,9 @@ from normkit.engine.triton.launch import Launch
 
 CHANNELS = 64  # a line of memory in bfloat16
 PROGRAMS = 2048  # enough to fill a large machine
-ELEMENTS = 512  # of a tile: four a thread, for the accumulators fill the registers
+TILE = 256  # strips times channels: two a thread, for a strip fills the registers
 WARPS = 4
+ROWS = 64  # of parts that are summed at once
 
 
 def fused_depthwise(
@@ -140,21 +141,28 @@ def _gradients(
     """dx, and the gradients of kernel, bias and the norm's parameters."""
     fusion, layout, family, period = ctx.given
     n, c = x.shape[:2]
-    start, splits = _sums(_sizes(x, layout, period))
-    parts, taps = passes.table(x, 2 * splits * n * c), passes.table(x, 10 * splits * n * c)
+    size, sizes = n * c, _sizes(x, layout, period)
+    cut = _cut(sizes)
+    splits = cut.splits
+    parts = passes.table(x, 3 * splits * size)
+    taps = passes.table(x, 9 * cut.grid[0] * cut.grid[2] * c)
     x = layout.aligned(x)
-    start(dy, x, tables, kernel, parts, taps)
+    _sums(sizes)(dy, x, tables, kernel, parts, taps)
     gated = gates is not None and bias is not None
-    made = passes.table(x, (10 + n) * c if gated else 10 * c)
-    _totals(n, c, splits, gated)(taps, gates if gated else None, bias if gated else None, made)
-    dgates = made[10 * c :].view(n, c) if gated else None
-    whole = splits * n // layout.rows  # a table of one row counts samples as parts
-    found = passes.Parts(parts, whole, 0)
-    extra, dparameters = family.gradients(x, found, fusion, layout, tables, dgates)
+    made = passes.table(x, 10 * c + (3 * size if gated else 0))
+    _totals(sizes, gated)(parts, taps, gates if gated else None, bias if gated else None, made)
+    dgates = None
+    found, whole = parts[: 2 * splits * size], splits
+    if gated:
+        dgates = made[10 * c + 2 * size :].view(n, c)
+        found, whole = made[10 * c : 10 * c + 2 * size], 1
+    whole = whole * n // layout.rows  # a table of one row counts samples as parts
+    sums = passes.Parts(found, whole, 0)
+    extra, dparameters = family.gradients(x, sums, fusion, layout, tables, dgates)
     dx = None
     if ctx.needs_input_grad[0]:
         dx = passes.like(layout, x)
-        _gradient(_sizes(x, layout, period))(dy, x, tables, kernel, extra, dx)
+        _gradient(sizes)(dy, x, tables, kernel, extra, dx)
     return dx, (made[: 9 * c].view(kernel.shape), made[9 * c : 10 * c], *dparameters)
 
 
@@ -218,54 +226,73 @@ def _again(
 
 def _sizes(x: Tensor, layout: ChannelLayout, period: int) -> tuple[int, ...]:
     n, c, h, w = x.shape
-    return n, c, h, w, period, layout.channels_last
+    return n, h, w, c, period, layout.channels_last
 
 
-def _cut(
-    sizes: tuple[int, ...], programs: int, elements: int
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The grid; the rows of a program and how many programs stand abreast; LAST, COLUMNS, CHANNELS.
+class _Cut(NamedTuple):
+    """How programs share a tensor."""
 
-    Rows are cut only where there would be too few programs: each cut reads two rows twice.
-    """
-    n, c, h, w, _, last = sizes
+    strips: int  # of a map
+    rows: int  # that a program slides down
+    grid: tuple[int, int, int]
+    tile: tuple[int, ...]  # LAST, FULL, STRIP, LANES, CHANNELS
+
+    @property
+    def splits(self) -> int:
+        """Into how many parts a map is cut."""
+        return self.strips * self.grid[2]
+
+
+def _strip(width: int) -> int:
+    """How many columns a thread has at a time; more spill its registers."""
+    return 7 if width % 7 == 0 else 4
+
+
+@lru_cache(maxsize=4096)
+def _cut(sizes: tuple[int, ...]) -> _Cut:
+    """Rows are cut only where there would be too few programs: each cut reads two rows twice."""
+    n, h, w, c, _, last = sizes
+    strip = _strip(w)
+    strips = -(-w // strip)
     if last:
         channels = min(passes.power_of_two(c), CHANNELS)
-        columns = min(passes.power_of_two(w), elements // channels)
+        lanes = min(passes.power_of_two(n * strips), TILE // channels)
     else:
-        columns = min(passes.power_of_two(w), 64)
-        channels = min(passes.power_of_two(c), elements // columns)
-    blocks, abreast = -(-c // channels), -(-w // columns)
-    cuts = max(1, min(h // 8, programs // max(1, n * blocks * abreast)))
-    high = -(-h // cuts)
-    return (-(-h // high) * abreast, blocks, n), (high, abreast), (last, columns, channels)
+        lanes = min(passes.power_of_two(n * strips), 32)
+        channels = min(passes.power_of_two(c), TILE // lanes)
+    abreast, blocks = -(-n * strips // lanes), -(-c // channels)
+    high = -(-h // max(1, min(h // 8, PROGRAMS // (abreast * blocks))))
+    grid = abreast, blocks, -(-h // high)
+    return _Cut(strips, high, grid, (last, w % strip == 0, strip, lanes, channels))
+
+
+def _launch(kernel: Any, sizes: tuple[int, ...], constants: tuple[int, ...]) -> Launch:
+    cut = _cut(sizes)
+    numbers = *sizes[:5], cut.rows, cut.strips
+    return Launch(kernel, cut.grid, numbers, (*constants, *cut.tile), WARPS)
 
 
 @lru_cache(maxsize=4096)
 def _forward(sizes: tuple[int, ...], bias: bool, gated: bool) -> Launch:
-    _, c, h, w, period, _ = sizes
-    grid, rows, tile = _cut(sizes, PROGRAMS, ELEMENTS)
-    numbers = h, w, c, period, *rows
-    return Launch(depthwise_kernel, grid, numbers, (bias, gated, *tile), WARPS)
+    return _launch(depthwise_kernel, sizes, (bias, gated))
 
 
 @lru_cache(maxsize=4096)
-def _sums(sizes: tuple[int, ...]) -> tuple[Launch, int]:
-    _, c, h, w, period, _ = sizes
-    grid, rows, tile = _cut(sizes, PROGRAMS, ELEMENTS)
-    numbers = h, w, c, period, *rows
-    return Launch(depthwise_sums_kernel, grid, numbers, tile, WARPS), grid[0]
-
-
-@lru_cache(maxsize=4096)
-def _totals(n: int, c: int, splits: int, gated: bool) -> Launch:
-    rows = min(passes.power_of_two(n * splits), 64)
-    return Launch(totals_kernel, (-(-c // 16),), (n, c, splits), (gated, rows, 16))
+def _sums(sizes: tuple[int, ...]) -> Launch:
+    strip, width = _cut(sizes).tile[2], sizes[2]
+    return _launch(depthwise_sums_kernel, sizes, ((width - 1) % strip,))
 
 
 @lru_cache(maxsize=4096)
 def _gradient(sizes: tuple[int, ...]) -> Launch:
-    _, c, h, w, period, _ = sizes
-    grid, rows, tile = _cut(sizes, PROGRAMS, ELEMENTS)
-    numbers = h, w, c, period, *rows
-    return Launch(depthwise_gradient_kernel, grid, numbers, tile, WARPS)
+    return _launch(depthwise_gradient_kernel, sizes, ())
+
+
+@lru_cache(maxsize=4096)
+def _totals(sizes: tuple[int, ...], gated: bool) -> Launch:
+    n, _, _, c, *_ = sizes
+    cut = _cut(sizes)
+    programs = cut.grid[0] * cut.grid[2]
+    runs = -(-n // ROWS) if gated else 0
+    numbers = n, c, cut.splits, programs
+    return Launch(totals_kernel, (-(-c // 16), 10 + runs), numbers, (gated, ROWS, 16))

@@ -1,9 +1,11 @@
 """The kernels of families/depthwise.py, which has the formulas.
 
-A program owns COLUMNS × CHANNELS of one sample and slides down the rows: each row is read once
-(three times, shifted, but then from the cache), and what it gives to the three rows it touches is
-carried along in two accumulators. The row after is loaded before the current one is worked on.
-Offsets into a sample are 32-bit, those of samples 64-bit.
+A map is cut into strips of STRIP columns. A program owns LANES strips, of one sample or of several,
+times CHANNELS, and slides down ``high`` rows. A thread has whole strips: it reads STRIP + 2 columns
+of a row once, and what they give to the three rows that they touch is carried along in two
+accumulators for each column. The row after is loaded before the current one is worked on. Tiles are
+(LANES, CHANNELS) in channels_last (LAST), else (CHANNELS, LANES): neighbours in memory are neighbours
+in a tile. Offsets into a sample are 32-bit, those of samples 64-bit.
 """
 
 from __future__ import annotations
@@ -11,258 +13,329 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _there(row, column, first, last, W):
-    """Which columns of a row are on the map, if the row is one of first … last − 1."""
-    rows = row + column * 0
-    return (column >= 0) & (column < W) & (rows >= first) & (rows < last)
+SIZES = ["N", "H", "W", "high", "strips"]  # a kernel for each would be no faster
 
 
 @triton.jit
-def _place(row, column, channel, H, W, C, LAST: tl.constexpr):
-    """Offsets (COLUMNS, CHANNELS) into a sample, channels_last (LAST) or contiguous."""
-    p = row * W + column
-    if LAST:
-        return p[:, None] * C + channel[None, :]
-    return channel[None, :] * (H * W) + p[:, None]
-
-
-@triton.jit
-def _row(t, row, column, channel, known, first, last, H, W, C, LAST: tl.constexpr):
-    """One row of a map, with 0 where there is none."""
-    mask = _there(row, column, first, last, W)[:, None] & known[None, :]
-    return tl.load(t + _place(row, column, channel, H, W, C, LAST), mask=mask, other=0.0)
-
-
-@triton.jit
-def _store(t, value, row, column, channel, known, first, last, H, W, C, LAST: tl.constexpr):
-    mask = _there(row, column, first, last, W)[:, None] & known[None, :]
-    at = _place(row, column, channel, H, W, C, LAST)
-    tl.store(t + at, value.to(t.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _mapped(value, a, b, c, row, column, first, last, W):
-    """z: the map, but 0 where there is no value to map."""
-    there = _there(row, column, first, last, W)
-    return tl.where(there[:, None], (value.to(tl.float32) - c) * a + b, 0.0)
-
-
-@triton.jit
-def _tap(weight, channel, known, tap: tl.constexpr):
-    return tl.load(weight + channel * 9 + tap, mask=known, other=0.0).to(tl.float32)[None, :]
-
-
-@triton.jit
-def _taps(weight, channel, known):
-    return (
-        _tap(weight, channel, known, 0),
-        _tap(weight, channel, known, 1),
-        _tap(weight, channel, known, 2),
-        _tap(weight, channel, known, 3),
-        _tap(weight, channel, known, 4),
-        _tap(weight, channel, known, 5),
-        _tap(weight, channel, known, 6),
-        _tap(weight, channel, known, 7),
-        _tap(weight, channel, known, 8),
-    )
-
-
-@triton.jit
-def totals_kernel(
-    taps, gates, bias, out, N, C, splits,
-    GATED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+def _own(
+    N, H, W, C, high, strips, LAST: tl.constexpr, STRIP: tl.constexpr, LANES: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """From the parts (10, splits, N, C) of what each tap and dy have summed: the gradients of the
-    kernel (C, 9) and the bias (C), and with GATED those of the gates (N, C)."""
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    known = (channel < C)[None, :]
-    rows = N * splits
-    size = tl.cast(rows, tl.int64) * C
-    for tap in tl.static_range(9):
-        total = tl.zeros((ROWS, CHANNELS), tl.float32)
-        for start in range(0, rows, ROWS):
-            row = start + tl.arange(0, ROWS)
-            at = row.to(tl.int64)[:, None] * C + channel[None, :]
-            mask = (row < rows)[:, None] & known
-            total += tl.load(taps + tap * size + at, mask=mask, other=0.0)
-        tl.store(out + channel * 9 + tap, tl.sum(total, 0), mask=channel < C)
-    shift = tl.zeros((1, CHANNELS), tl.float32)
-    if GATED:
-        shift = tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
-    total = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for start in range(0, N, ROWS):
-        sample = start + tl.arange(0, ROWS)
-        mask = (sample < N)[:, None] & known
-        own = sample.to(tl.int64)[:, None] * C + channel[None, :]
-        value = tl.zeros((ROWS, CHANNELS), tl.float32)
-        for split in range(splits):
-            at = tl.cast(split * N, tl.int64) * C + own
-            value += tl.load(taps + 9 * size + at, mask=mask, other=0.0)
-        if GATED:
-            tl.store(out + 10 * C + own, value * shift, mask=mask)
-            value = value * tl.load(gates + own, mask=mask, other=0.0)
-        total += value
-    tl.store(out + 9 * C + channel, tl.sum(total, 0), mask=channel < C)
-
-
-@triton.jit
-def depthwise_kernel(
-    x, map, weight, bias, gates, y, H, W, C, period, high, wide,
-    BIAS: tl.constexpr, GATED: tl.constexpr, LAST: tl.constexpr,
-    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """y: one read of x, one write. A program does ``high`` rows; ``wide`` of them stand abreast."""
-    sample = tl.program_id(2)
+    """Sample, first column and channel of each entry of the tile, as sides of it; where it begins in
+    memory; the rows of this program."""
+    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    known = channel < C
-    column = tl.program_id(0) % wide * COLUMNS + tl.arange(0, COLUMNS)
-    first = tl.program_id(0) // wide * high
-    last = tl.minimum(first + high, H)
+    lane = tl.expand_dims(lane, 1 if LAST else 0)
+    channel = tl.expand_dims(channel, 0 if LAST else 1)
+    sample = lane // strips
+    column = lane % strips * STRIP
+    inside = channel + column * C if LAST else channel * (H * W) + column
+    begin = tl.cast(sample, tl.int64) * C * H * W + inside
+    first = tl.program_id(2) * high
+    return sample, column, channel, begin, first, tl.minimum(first + high, H)
+
+
+@triton.jit
+def _there(N, W, C, sample, column, channel, FULL: tl.constexpr, STRIP: tl.constexpr):
+    """Which of the columns from one before to one after a strip are on the map; FULL if all of a
+    strip are."""
+    own = (sample < N) & (channel < C)
+    found = (own & (column > 0), own)
+    for j in tl.static_range(1, STRIP + 1):
+        inside = own
+        if not FULL or j == STRIP:
+            inside = own & (column + j < W)
+        found = found + (inside,)
+    return found
+
+
+@triton.jit
+def _line(t, apart, there, wanted, BEGIN: tl.constexpr, END: tl.constexpr):
+    """Columns BEGIN … END − 1 of a row, counted from one before the strip; 0 where there is none."""
+    found = ()
+    for j in tl.static_range(BEGIN, END):
+        found = found + (tl.load(t + (j - 1) * apart, mask=there[j] & wanted, other=0.0),)
+    return found
+
+
+@triton.jit
+def _less(line, center, there, FULL: tl.constexpr, BEGIN: tl.constexpr, END: tl.constexpr):
+    """x − c, and 0 where there is no x."""
+    found = ()
+    for j in tl.static_range(BEGIN, END):
+        own = center
+        if not FULL or j == 0 or j == END - 1 and BEGIN == 0:
+            own = tl.where(there[j], center, 0.0)
+        found = found + (line[j - BEGIN].to(tl.float32) - own,)
+    return found
+
+
+@triton.jit
+def _taps(weight, channel, C, factor, TURNED: tl.constexpr):
+    """The nine taps times a factor; TURNED by half a circle, as gradients go through them."""
+    found = ()
+    for tap in tl.static_range(9):
+        place = weight + channel * 9 + (8 - tap if TURNED else tap)
+        found = found + (tl.load(place, mask=channel < C, other=0.0).to(tl.float32) * factor,)
+    return found
+
+
+@triton.jit
+def _slide(above, here, line, k, start, STRIP: tl.constexpr):
+    """The sums of the row above, which this line completes, and what is carried along."""
+    out, up, new = (), (), ()
+    for m in tl.static_range(STRIP):
+        left, middle = line[m].to(tl.float32), line[m + 1].to(tl.float32)
+        right = line[m + 2].to(tl.float32)
+        out = out + (above[m] + k[6] * left + k[7] * middle + k[8] * right,)
+        up = up + (here[m] + k[3] * left + k[4] * middle + k[5] * right,)
+        new = new + (start + k[0] * left + k[1] * middle + k[2] * right,)
+    return out, up, new
+
+
+@triton.jit
+def _same(value, STRIP: tl.constexpr):
+    found = ()
+    for _ in tl.static_range(STRIP):
+        found = found + (value,)
+    return found
+
+
+@triton.jit
+def _store(t, values, apart, there, wanted, STRIP: tl.constexpr):
+    for m in tl.static_range(STRIP):
+        mask = there[m + 1] & wanted
+        tl.store(t + m * apart, values[m].to(t.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def depthwise_kernel(
+    x, map, weight, bias, gates, y, N, H, W, C, period, high, strips,
+    BIAS: tl.constexpr, GATED: tl.constexpr, LAST: tl.constexpr, FULL: tl.constexpr,
+    STRIP: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """y: one read of x, one write."""
+    sample, column, channel, begin, first, last = _own(
+        N, H, W, C, high, strips, LAST, STRIP, LANES, CHANNELS
+    )
+    there = _there(N, W, C, sample, column, channel, FULL, STRIP)
+    apart = C if LAST else 1
+    down = W * apart
+    known, own = there[1], column * 0  # which makes a tensor of a condition
     entry = (sample * C + channel) % period
-    a = tl.load(map + entry, mask=known, other=0.0)[None, :]
-    b = tl.load(map + period + entry, mask=known, other=0.0)[None, :]
-    c = tl.load(map + 2 * period + entry, mask=known, other=0.0)[None, :]
-    start = sample.to(tl.int64) * C * H * W
-    x += start
-    y += start
-    k0, k1, k2, k3, k4, k5, k6, k7, k8 = _taps(weight, channel, known)
+    a = tl.load(map + entry, mask=known, other=0.0)
+    c = tl.load(map + 2 * period + entry, mask=known, other=0.0)
+    k = _taps(weight, channel, C, a, False)
     shift = a * 0.0
     if BIAS:
-        shift += tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
+        shift += tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)
     if GATED:
-        shift = shift * tl.load(gates + sample * C + channel, mask=known, other=0.0)[None, :]
-    above = tl.zeros((COLUMNS, CHANNELS), tl.float32)  # of the row above: all but its last part
-    here = tl.zeros((COLUMNS, CHANNELS), tl.float32)
-    left = _row(x, first - 1, column - 1, channel, known, 0, H, H, W, C, LAST)
-    middle = _row(x, first - 1, column, channel, known, 0, H, H, W, C, LAST)
-    right = _row(x, first - 1, column + 1, channel, known, 0, H, H, W, C, LAST)
-    for row in range(first - 1, last + 1):
-        next_left = _row(x, row + 1, column - 1, channel, known, 0, H, H, W, C, LAST)
-        next_middle = _row(x, row + 1, column, channel, known, 0, H, H, W, C, LAST)
-        next_right = _row(x, row + 1, column + 1, channel, known, 0, H, H, W, C, LAST)
-        lz = _mapped(left, a, b, c, row, column - 1, 0, H, W)
-        mz = _mapped(middle, a, b, c, row, column, 0, H, W)
-        rz = _mapped(right, a, b, c, row, column + 1, 0, H, W)
-        out = above + k6 * lz + k7 * mz + k8 * rz + shift
-        _store(y, out, row - 1, column, channel, known, first, last, H, W, C, LAST)
-        above = here + k3 * lz + k4 * mz + k5 * rz
-        here = k0 * lz + k1 * mz + k2 * rz
-        left, middle, right = next_left, next_middle, next_right
+        shift *= tl.load(gates + sample * C + channel, mask=known, other=0.0)
+    above, here = _same(shift, STRIP), _same(shift, STRIP)
+    top, bottom = tl.maximum(first - 1, 0), tl.minimum(last + 1, H)
+    x += begin
+    y += begin
+    line = _line(x + top * down, apart, there, own < H, 0, STRIP + 2)
+    for row in range(top, bottom):
+        after = _line(x + (row + 1) * down, apart, there, own + row + 1 < bottom, 0, STRIP + 2)
+        z = _less(line, c, there, FULL, 0, STRIP + 2)
+        out, above, here = _slide(above, here, z, k, shift, STRIP)
+        _store(y + (row - 1) * down, out, apart, there, own + row > first, STRIP)
+        line = after
+    _store(y + (last - 1) * down, above, apart, there, own + last == H, STRIP)
 
 
-@triton.jit
-def depthwise_sums_kernel(
-    dy, x, map, weight, parts, taps, H, W, C, period, high, wide,
-    LAST: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """Σ g·(x − c) and Σ g into parts (2, splits, N, C); dk and Σ dy into taps (10, splits, N, C):
-    one read of dy and x."""
-    split, sample = tl.program_id(0), tl.program_id(2)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    known = channel < C
-    column = split % wide * COLUMNS + tl.arange(0, COLUMNS)
-    first = split // wide * high
-    last = tl.minimum(first + high, H)
-    entry = (sample * C + channel) % period
-    a = tl.load(map + entry, mask=known, other=0.0)[None, :]
-    b = tl.load(map + period + entry, mask=known, other=0.0)[None, :]
-    c = tl.load(map + 2 * period + entry, mask=known, other=0.0)[None, :]
-    start = sample.to(tl.int64) * C * H * W
-    x += start
-    dy += start
-    k0, k1, k2, k3, k4, k5, k6, k7, k8 = _taps(weight, channel, known)
-    zero = tl.zeros((COLUMNS, CHANNELS), tl.float32)
-    above, here, da, db, total = zero, zero, zero, zero, zero
-    d0, d1, d2, d3, d4, d5, d6, d7, d8 = zero, zero, zero, zero, zero, zero, zero, zero, zero
-    left = _row(dy, first - 1, column - 1, channel, known, 0, H, H, W, C, LAST)
-    middle = _row(dy, first - 1, column, channel, known, 0, H, H, W, C, LAST)
-    right = _row(dy, first - 1, column + 1, channel, known, 0, H, H, W, C, LAST)
-    x0 = _row(x, first - 2, column, channel, known, first, last, H, W, C, LAST)  # one row up
-    x1 = _row(x, first - 1, column, channel, known, first, last, H, W, C, LAST)
-    x2 = _row(x, first, column, channel, known, first, last, H, W, C, LAST)  # one row down
-    for row in range(first - 1, last + 1):
-        next_left = _row(dy, row + 1, column - 1, channel, known, 0, H, H, W, C, LAST)
-        next_middle = _row(dy, row + 1, column, channel, known, 0, H, H, W, C, LAST)
-        next_right = _row(dy, row + 1, column + 1, channel, known, 0, H, H, W, C, LAST)
-        next_x = _row(x, row + 2, column, channel, known, first, last, H, W, C, LAST)
-        lt, mt, rt = left.to(tl.float32), middle.to(tl.float32), right.to(tl.float32)
-        # the kernel turned around: tap t sees dy at q − t
-        inside = _there(row - 1, column, first, last, W)
-        g = tl.where(inside[:, None], above + k2 * lt + k1 * mt + k0 * rt, 0.0)  # of the row above
-        da += g * (x0.to(tl.float32) - c)
-        db += g
-        above = here + k5 * lt + k4 * mt + k3 * rt
-        here = k8 * lt + k7 * mt + k6 * rt
-        z = _mapped(x0, a, b, c, row - 1, column, first, last, W)
-        d0 += z * rt
-        d1 += z * mt
-        d2 += z * lt
-        z = _mapped(x1, a, b, c, row, column, first, last, W)
-        d3 += z * rt
-        d4 += z * mt
-        d5 += z * lt
-        z = _mapped(x2, a, b, c, row + 1, column, first, last, W)
-        d6 += z * rt
-        d7 += z * mt
-        d8 += z * lt
-        total += tl.where(_there(row, column, first, last, W)[:, None], mt, 0.0)
-        left, middle, right = next_left, next_middle, next_right
-        x0, x1, x2 = x1, x2, next_x
-    out = (split * tl.num_programs(2) + sample).to(tl.int64) * C + channel
-    table = (tl.num_programs(0) * tl.num_programs(2)).to(tl.int64) * C
-    tl.store(parts + out, tl.sum(da, 0), mask=known)
-    tl.store(parts + table + out, tl.sum(db, 0), mask=known)
-    tl.store(taps + out, tl.sum(d0, 0), mask=known)
-    tl.store(taps + table + out, tl.sum(d1, 0), mask=known)
-    tl.store(taps + 2 * table + out, tl.sum(d2, 0), mask=known)
-    tl.store(taps + 3 * table + out, tl.sum(d3, 0), mask=known)
-    tl.store(taps + 4 * table + out, tl.sum(d4, 0), mask=known)
-    tl.store(taps + 5 * table + out, tl.sum(d5, 0), mask=known)
-    tl.store(taps + 6 * table + out, tl.sum(d6, 0), mask=known)
-    tl.store(taps + 7 * table + out, tl.sum(d7, 0), mask=known)
-    tl.store(taps + 8 * table + out, tl.sum(d8, 0), mask=known)
-    tl.store(taps + 9 * table + out, tl.sum(total, 0), mask=known)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def depthwise_gradient_kernel(
-    dy, x, map, weight, extra, dx, H, W, C, period, high, wide,
-    LAST: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+    dy, x, map, weight, extra, dx, N, H, W, C, period, high, strips,
+    LAST: tl.constexpr, FULL: tl.constexpr,
+    STRIP: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """dx: one read of dy and x, one write."""
-    sample = tl.program_id(2)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    known = channel < C
-    column = tl.program_id(0) % wide * COLUMNS + tl.arange(0, COLUMNS)
-    first = tl.program_id(0) // wide * high
-    last = tl.minimum(first + high, H)
+    sample, column, channel, begin, first, last = _own(
+        N, H, W, C, high, strips, LAST, STRIP, LANES, CHANNELS
+    )
+    there = _there(N, W, C, sample, column, channel, FULL, STRIP)
+    apart = C if LAST else 1
+    down = W * apart
+    known, own = there[1], column * 0  # which makes a tensor of a condition
     entry = (sample * C + channel) % period
-    a = tl.load(map + entry, mask=known, other=0.0)[None, :]
-    c = tl.load(map + 2 * period + entry, mask=known, other=0.0)[None, :]
-    constant = tl.load(extra + entry, mask=known, other=0.0)[None, :]
-    slope = tl.load(extra + period + entry, mask=known, other=0.0)[None, :]
-    start = sample.to(tl.int64) * C * H * W
-    x += start
-    dy += start
-    dx += start
-    k0, k1, k2, k3, k4, k5, k6, k7, k8 = _taps(weight, channel, known)
-    above = tl.zeros((COLUMNS, CHANNELS), tl.float32)
-    here = tl.zeros((COLUMNS, CHANNELS), tl.float32)
-    left = _row(dy, first - 1, column - 1, channel, known, 0, H, H, W, C, LAST)
-    middle = _row(dy, first - 1, column, channel, known, 0, H, H, W, C, LAST)
-    right = _row(dy, first - 1, column + 1, channel, known, 0, H, H, W, C, LAST)
-    value = _row(x, first - 2, column, channel, known, first, last, H, W, C, LAST)
-    for row in range(first - 1, last + 1):
-        next_left = _row(dy, row + 1, column - 1, channel, known, 0, H, H, W, C, LAST)
-        next_middle = _row(dy, row + 1, column, channel, known, 0, H, H, W, C, LAST)
-        next_right = _row(dy, row + 1, column + 1, channel, known, 0, H, H, W, C, LAST)
-        next_value = _row(x, row, column, channel, known, first, last, H, W, C, LAST)
-        lt, mt, rt = left.to(tl.float32), middle.to(tl.float32), right.to(tl.float32)
-        g = above + k2 * lt + k1 * mt + k0 * rt  # of the row above
-        out = g * a + constant + (value.to(tl.float32) - c) * slope
-        _store(dx, out, row - 1, column, channel, known, first, last, H, W, C, LAST)
-        above = here + k5 * lt + k4 * mt + k3 * rt
-        here = k8 * lt + k7 * mt + k6 * rt
-        left, middle, right, value = next_left, next_middle, next_right, next_value
+    a = tl.load(map + entry, mask=known, other=0.0)
+    c = tl.load(map + 2 * period + entry, mask=known, other=0.0)
+    constant = tl.load(extra + entry, mask=known, other=0.0)
+    slope = tl.load(extra + period + entry, mask=known, other=0.0)
+    k = _taps(weight, channel, C, a, True)
+    above, here = _same(constant, STRIP), _same(constant, STRIP)
+    top, bottom = tl.maximum(first - 1, 0), tl.minimum(last + 1, H)
+    x += begin
+    dy += begin
+    dx += begin
+    line = _line(dy + top * down, apart, there, own < H, 0, STRIP + 2)
+    value = _line(x + top * down, apart, there, own < H, 1, STRIP + 1)  # any: it is not stored
+    for row in range(top, bottom):
+        after = _line(dy + (row + 1) * down, apart, there, own + row + 1 < bottom, 0, STRIP + 2)
+        later = _line(x + row * down, apart, there, own + row < last, 1, STRIP + 1)
+        g, above, here = _slide(above, here, line, k, constant, STRIP)
+        out = _added(g, value, c, slope, STRIP)
+        _store(dx + (row - 1) * down, out, apart, there, own + row > first, STRIP)
+        line, value = after, later
+    out = _added(above, value, c, slope, STRIP)
+    _store(dx + (last - 1) * down, out, apart, there, own + last == H, STRIP)
+
+
+@triton.jit
+def _added(g, value, c, slope, STRIP: tl.constexpr):
+    found = ()
+    for m in tl.static_range(STRIP):
+        found = found + (g[m] + (value[m].to(tl.float32) - c) * slope,)
+    return found
+
+
+@triton.jit(do_not_specialize=SIZES)
+def depthwise_sums_kernel(
+    dy, x, map, weight, parts, taps, N, H, W, C, period, high, strips,
+    END: tl.constexpr, LAST: tl.constexpr, FULL: tl.constexpr,
+    STRIP: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Σ g·(x − c), Σ g and Σ dy of each strip into parts (3, rows · strips, N, C), and dk into taps
+    (9, programs, C): one read of dy and x.
+
+    g itself is not needed. With d[t] = Σ_q (x − c)[q]·dy[q − t], Σ g·(x − c) = Σ_t k[t]·d[t]; and
+    Σ g = Σ_p dy[p]·K[p], K the sum of those taps that find a place at p: all but at the border. END
+    is where in its strip the last column of the map stands.
+    """
+    sample, column, channel, begin, first, last = _own(
+        N, H, W, C, high, strips, LAST, STRIP, LANES, CHANNELS
+    )
+    there = _there(N, W, C, sample, column, channel, FULL, STRIP)
+    apart = C if LAST else 1
+    down = W * apart
+    known, own = there[1], column * 0  # which makes a tensor of a condition
+    entry = (sample * C + channel) % period
+    c = tl.load(map + 2 * period + entry, mask=known, other=0.0)
+    x += begin
+    dy += begin
+    zero = c * 0.0
+    d, total = _same(zero, 9), _same(zero, STRIP)
+    near = tl.where(first > 0, c, 0.0)
+    line = _line(x + (first - 1) * down, apart, there, own + first > 0, 1, STRIP + 1)
+    above = _less(line, near, there, FULL, 1, STRIP + 1)
+    line = _line(x + first * down, apart, there, own < H, 1, STRIP + 1)
+    here = _less(line, c, there, FULL, 1, STRIP + 1)
+    line = _line(x + (first + 1) * down, apart, there, own + first + 1 < H, 1, STRIP + 1)
+    grad = _line(dy + first * down, apart, there, own < H, 0, STRIP + 2)
+    for row in range(first, last):
+        after = _line(dy + (row + 1) * down, apart, there, own + row + 1 < last, 0, STRIP + 2)
+        later = _line(x + (row + 2) * down, apart, there, own + row + 2 < H, 1, STRIP + 1)
+        near = tl.where(row + 1 < H, c, 0.0)
+        below = _less(line, near, there, FULL, 1, STRIP + 1)
+        d, total = _correlated(d, total, above, here, below, grad, STRIP)
+        above, here, line, grad = here, below, later, after
+    k = _taps(weight, channel, C, 1.0, False)
+    a = tl.load(map + entry, mask=known, other=0.0)
+    upper = _line(dy, apart, there, own + first == 0, 1, STRIP + 1)
+    lower = _line(dy + (H - 1) * down, apart, there, own + last == H, 1, STRIP + 1)
+    begins, ends = column == 0, column + STRIP >= W
+    whole, left, right = _borders(total, begins, ends, END, STRIP)
+    db = (k[3] + k[4] + k[5]) * whole - k[3] * left - k[5] * right
+    less, less_left, less_right = _borders(upper, begins, ends, END, STRIP)
+    db += (k[0] + k[1] + k[2]) * (whole - less)
+    db -= k[0] * (left - less_left) + k[2] * (right - less_right)
+    less, less_left, less_right = _borders(lower, begins, ends, END, STRIP)
+    db += (k[6] + k[7] + k[8]) * (whole - less)
+    db -= k[6] * (left - less_left) + k[8] * (right - less_right)
+    da = zero
+    for t in tl.static_range(9):
+        da += k[t] * d[t]
+    split = tl.program_id(2) * strips + column // STRIP
+    out = (tl.cast(split, tl.int64) * N + sample) * C + channel
+    table = tl.cast(tl.num_programs(2), tl.int64) * strips * N * C
+    tl.store(parts + out, da, mask=known)
+    tl.store(parts + table + out, db, mask=known)
+    tl.store(parts + 2 * table + out, whole, mask=known)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    table = tl.cast(tl.num_programs(0), tl.int64) * tl.num_programs(2) * C
+    out = (tl.program_id(2).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * C + channel
+    for t in tl.static_range(9):
+        found = tl.sum(a * d[t], 0 if LAST else 1)  # a is 0 where there is no strip
+        tl.store(taps + t * table + out, found, mask=channel < C)
+
+
+@triton.jit
+def _correlated(d, total, above, here, below, grad, STRIP: tl.constexpr):
+    """d[t] + Σ x[q]·dy[q − t] of one row of dy and the three of x that it meets; Σ dy."""
+    d0, d1, d2, d3, d4, d5, d6, d7, d8 = d
+    found = ()
+    for m in tl.static_range(STRIP):
+        left, middle = grad[m].to(tl.float32), grad[m + 1].to(tl.float32)
+        right = grad[m + 2].to(tl.float32)
+        d0 += above[m] * right
+        d1 += above[m] * middle
+        d2 += above[m] * left
+        d3 += here[m] * right
+        d4 += here[m] * middle
+        d5 += here[m] * left
+        d6 += below[m] * right
+        d7 += below[m] * middle
+        d8 += below[m] * left
+        found = found + (total[m] + middle,)
+    return (d0, d1, d2, d3, d4, d5, d6, d7, d8), found
+
+
+@triton.jit
+def _borders(values, begins, ends, END: tl.constexpr, STRIP: tl.constexpr):
+    """The sum of a strip's columns, that of the map's first column, and that of its last."""
+    whole = values[0].to(tl.float32)
+    for m in tl.static_range(1, STRIP):
+        whole += values[m].to(tl.float32)
+    left = tl.where(begins, values[0].to(tl.float32), 0.0)
+    right = tl.where(ends, values[END].to(tl.float32), 0.0)
+    return whole, left, right
+
+
+@triton.jit(do_not_specialize=["N", "splits", "programs"])
+def totals_kernel(
+    parts, taps, gates, bias, out, N, C, splits, programs,
+    GATED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Of what strips and programs have summed: the gradients of the kernel (C, 9) and the bias (C);
+    with GATED then Σ g·(x − c) and Σ g of each sample (2, N, C), and the gradients of the gates
+    (N, C). The second axis of programs: taps, bias, then runs of ROWS samples."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    known = channel < C
+    job = tl.program_id(1)
+    size = tl.cast(N, tl.int64) * C
+    dy = parts + 2 * splits * size
+    lane = tl.arange(0, ROWS)
+    total = tl.zeros((ROWS, CHANNELS), tl.float32)
+    if job < 9:
+        for start in range(0, programs, ROWS):
+            row = (job * programs + start + lane).to(tl.int64)
+            mask = (start + lane < programs)[:, None] & known[None, :]
+            total += tl.load(taps + row[:, None] * C + channel[None, :], mask=mask, other=0.0)
+        tl.store(out + channel * 9 + job, tl.sum(total, 0), mask=known)
+    elif job == 9:
+        for start in range(0, splits * N, ROWS):
+            row = start + lane
+            mask = (row < splits * N)[:, None] & known[None, :]
+            value = tl.load(dy + row.to(tl.int64)[:, None] * C + channel[None, :], mask=mask, other=0.0)
+            if GATED:
+                own = gates + (row % N)[:, None] * C + channel[None, :]
+                value *= tl.load(own, mask=mask, other=0.0)
+            total += value
+        tl.store(out + 9 * C + channel, tl.sum(total, 0), mask=known)
+    else:
+        row = (job - 10) * ROWS + lane
+        mask = (row < N)[:, None] & known[None, :]
+        at = row.to(tl.int64)[:, None] * C + channel[None, :]
+        da = tl.zeros((ROWS, CHANNELS), tl.float32)
+        db = tl.zeros((ROWS, CHANNELS), tl.float32)
+        for split in range(splits):
+            da += tl.load(parts + split * size + at, mask=mask, other=0.0)
+            db += tl.load(parts + (splits + split) * size + at, mask=mask, other=0.0)
+            total += tl.load(dy + split * size + at, mask=mask, other=0.0)
+        shift = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
+        found = out + 10 * C
+        tl.store(found + at, da, mask=mask)
+        tl.store(found + size + at, db, mask=mask)
+        tl.store(found + 2 * size + at, total * shift, mask=mask)

@@ -113,10 +113,12 @@ class Launch:
         )
         if scratch or special or max(getattr(metadata, "cluster_dims", (1,))) > 1:
             raise Unrecordable("a kernel is started in a special way")
+        given = self.kernel.params[len(tensors) :]
         numbers = [
             ("f" if type(n) is float else "i" if -(2**31) <= n < 2**31 else "l", n)
-            for n in self.numbers
-            if type(n) is float or n != 1  # Triton compiles ones in
+            for n, parameter in zip(self.numbers, given, strict=False)
+            # Triton compiles ones in
+            if type(n) is float or n != 1 or parameter.do_not_specialize
         ]
         return {
             **plain,
