@@ -18,7 +18,7 @@ from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import FixedMap, TrainedBN
 from normkit.engine.dispatch import decide
 from normkit.engine.epilogue import check as check_epilogue
-from normkit.engine.epilogue import epilogue, followed
+from normkit.engine.epilogue import epilogue, followed_by
 from normkit.engine.special import normalized_depthwise
 from normkit.engine.torch.operations import depthwise
 from normkit.errors import OptionError, ShapeError
@@ -85,6 +85,9 @@ class BNET(BatchNormalizer):
     def check_size(self, x: Tensor) -> None:
         check_dims(x, self.dims, self)
 
+    def maps_epilogue(self) -> bool:
+        return self.weight is None
+
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         """Of the norm, which has no affine map of its own."""
         if not self.pools_all(x):
@@ -105,17 +108,14 @@ class BNET(BatchNormalizer):
         both = self.description(x, state)
         path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
         if path.name == "fused" and not path.part:
-            record = None  # of all that the layer does
-            if not followed(residual, activation):
-                record = self.recorded(path, x, state, both.norm, activation)
+            record = self.recorded(path, x, state, both.norm, "none")
             y, tables, begin = normalized_depthwise(
                 x, both, self.cells, self.repetition(state), record
             )
             self.after_fusion(both.norm, state, tables, begin, x)
-        else:
-            y, _ = self.run(path, x, state, None if both is None else both.norm)
-            y = depthwise(y, self.weight, self.bias)
-        return epilogue(y, residual, activation)
+            return followed_by(y, residual, activation)
+        y, _ = self.run(path, x, state, None if both is None else both.norm)
+        return epilogue(depthwise(y, self.weight, self.bias), residual, activation)
 
     def normalize_masked(
         self, x: Tensor, valid: Tensor, residual: Tensor | None, activation: str

@@ -12,6 +12,8 @@ from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
 from normkit.engine.dispatch import Path
+from normkit.engine.epilogue import check as check_epilogue
+from normkit.engine.epilogue import followed, followed_by
 from normkit.engine.replay.record import RecordedStep, current_stream, may_replay, step_record
 
 
@@ -26,9 +28,17 @@ class Replayed:
         """Whether a batch enters statistics that the layer keeps."""
         return False
 
+    def maps_epilogue(self) -> bool:
+        """Whether residual and activation are part of the pass that writes the output."""
+        return True
+
     def replay(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor | None:
         """The output by a step like this one that was recorded; None if there is none, or if
         someone looks into it."""
+        if followed(residual, activation) and not self.maps_epilogue():
+            check_epilogue(x, residual, activation)
+            bare = self.replay(x, None, "none")
+            return None if bare is None else followed_by(bare, residual, activation)
         if not may_replay(x):
             return None
         own = self.__dict__  # past nn.Module's own way to attributes

@@ -17,7 +17,7 @@ from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.engine.dispatch import decide
 from normkit.engine.epilogue import check as check_epilogue
-from normkit.engine.epilogue import epilogue, followed
+from normkit.engine.epilogue import epilogue, followed_by
 from normkit.engine.normalize import normalize
 from normkit.engine.special import normalized_depthwise
 from normkit.engine.torch.operations import condensation_score, depthwise, shared_condensation
@@ -204,6 +204,9 @@ class UBN(BatchNormalizer):
         if self._convolves:
             check_dims(x, self.dims, self)
 
+    def maps_epilogue(self) -> bool:
+        return not self._convolves
+
     def map_reads_state(self) -> bool:
         return self.fct or self.reading["train_stats"] == "ema" or super().map_reads_state()
 
@@ -389,14 +392,12 @@ class UBN(BatchNormalizer):
         both = self.description(x, state)
         path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
         if path.name == "fused" and not path.part:
-            record = None  # of all that the layer does
-            if not followed(residual, activation):
-                record = self.recorded(path, x, state, both.norm, activation)
+            record = self.recorded(path, x, state, both.norm, "none")
             y, tables, begin = normalized_depthwise(
                 x, both, self.cells, self.repetition(state), record
             )
             self.after_fusion(both.norm, state, tables, begin, x)
-            return epilogue(y, residual, activation)
+            return followed_by(y, residual, activation)
         standardized, s = self.run(path, x, state, None if both is None else both.norm)
         return self._convolved(standardized, s, residual, activation)
 
