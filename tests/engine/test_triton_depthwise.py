@@ -45,7 +45,7 @@ def gradients(layer, x, grad):
     return y, *torch.autograd.grad(y, [x, *layer.parameters()], grad)
 
 
-SIZES = [(5, 7), (1, 1), (1, 6), (17, 3)]  # the last is cut into rows for two programs
+SIZES = [(5, 7), (1, 1), (1, 6), (17, 3), (2, 14)]  # one is cut into rows, one into strips of 7
 # every layer, and every form of a map with and without gates, in one and in two tiles of channels
 GRID = [
     *((name, (3, 4)) for name in CASES if "wide" not in name),

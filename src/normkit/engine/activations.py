@@ -99,6 +99,8 @@ KNOWN = {
 }
 NAMES = ("none", *KNOWN)
 NUMBERS = {"none": 0, **{name: known.number for name, known in KNOWN.items()}}
+# whose gradient takes the result as well as what went in
+BY_RESULT = frozenset({"none", "relu", "relu6", "leaky_relu", "leaky_relu_0.1", "leaky_relu_0.2"})
 
 
 def check_name(activation: str) -> None:

@@ -23,17 +23,22 @@ from normkit.engine.epilogue import check
 def normalized_depthwise(
     x: Tensor,
     description: Depthwise,
+    residual: Tensor | None,
+    activation: str,
     cells: Callable[[Tensor], Layout],
     repetition: Repetition,
     record: Any = None,
 ) -> tuple[Tensor, Tensor, int]:
-    """A norm and the convolution after it, a tensor, and where in it the statistics of the batch
-    begin. A ``record`` is told what is launched."""
+    """A norm, the convolution after it and what follows, with an activation of ``BY_RESULT``; a
+    tensor, and where in it the statistics of the batch begin. A ``record`` is told what is
+    launched."""
     from normkit.engine.families import depthwise
 
     layout = cells(x)
     assert isinstance(layout, Batch | Channels)
-    return depthwise.fused_depthwise(x, description, layout, repetition, record)
+    return depthwise.fused_depthwise(
+        x, description, residual, activation, layout, repetition, record
+    )
 
 
 def normalized_pixels(

@@ -16,7 +16,8 @@ from normkit.core.messages import title
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import FixedMap, TrainedBN
-from normkit.engine.dispatch import decide
+from normkit.engine.activations import BY_RESULT
+from normkit.engine.dispatch import Path, decide
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed_by
 from normkit.engine.special import normalized_depthwise
@@ -85,8 +86,8 @@ class BNET(BatchNormalizer):
     def check_size(self, x: Tensor) -> None:
         check_dims(x, self.dims, self)
 
-    def maps_epilogue(self) -> bool:
-        return self.weight is None
+    def maps_epilogue(self, activation: str) -> bool:
+        return self.weight is None or activation in BY_RESULT
 
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         """Of the norm, which has no affine map of its own."""
@@ -108,12 +109,7 @@ class BNET(BatchNormalizer):
         both = self.description(x, state)
         path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
         if path.name == "fused" and not path.part:
-            record = self.recorded(path, x, state, both.norm, "none")
-            y, tables, begin = normalized_depthwise(
-                x, both, self.cells, self.repetition(state), record
-            )
-            self.after_fusion(both.norm, state, tables, begin, x)
-            return followed_by(y, residual, activation)
+            return fused_convolution(self, path, x, both, state, residual, activation)
         y, _ = self.run(path, x, state, None if both is None else both.norm)
         return epilogue(depthwise(y, self.weight, self.bias), residual, activation)
 
@@ -169,6 +165,26 @@ class BNET(BatchNormalizer):
         if self.init == "torch":
             return is_drawn(self.weight, self.bias)
         return super().affine_at_start()
+
+
+def fused_convolution(
+    layer: BatchNormalizer,
+    path: Path,
+    x: Tensor,
+    both: Depthwise,
+    state: LayerState,
+    residual: Tensor | None,
+    activation: str,
+) -> Tensor:
+    """Norm, convolution and what follows, by kernels that do it all where they can."""
+    inside = layer.maps_epilogue(activation)
+    within: tuple[Tensor | None, str] = (residual, activation) if inside else (None, "none")
+    record = layer.recorded(path, x, state, both.norm, within[1])
+    y, tables, begin = normalized_depthwise(
+        x, both, *within, layer.cells, layer.repetition(state), record
+    )
+    layer.after_fusion(both.norm, state, tables, begin, x)
+    return y if inside else followed_by(y, residual, activation)
 
 
 def odd(kernel_size: int, owner: nn.Module) -> int:

@@ -28,14 +28,14 @@ class Replayed:
         """Whether a batch enters statistics that the layer keeps."""
         return False
 
-    def maps_epilogue(self) -> bool:
-        """Whether residual and activation are part of the pass that writes the output."""
+    def maps_epilogue(self, activation: str) -> bool:
+        """Whether a residual and this activation are part of the pass that writes the output."""
         return True
 
     def replay(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor | None:
         """The output by a step like this one that was recorded; None if there is none, or if
         someone looks into it."""
-        if followed(residual, activation) and not self.maps_epilogue():
+        if followed(residual, activation) and not self.maps_epilogue(activation):
             check_epilogue(x, residual, activation)
             bare = self.replay(x, None, "none")
             return None if bare is None else followed_by(bare, residual, activation)

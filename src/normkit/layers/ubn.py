@@ -15,11 +15,11 @@ from normkit.core.masks import blank
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import ParameterRole, TrainedBN
+from normkit.engine.activations import BY_RESULT
 from normkit.engine.dispatch import decide
 from normkit.engine.epilogue import check as check_epilogue
-from normkit.engine.epilogue import epilogue, followed_by
+from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
-from normkit.engine.special import normalized_depthwise
 from normkit.engine.torch.operations import condensation_score, depthwise, shared_condensation
 from normkit.errors import OptionError
 from normkit.layers.batch import BatchNormalizer
@@ -28,6 +28,7 @@ from normkit.layers.bnet import (
     around_centre,
     centre,
     check_dims,
+    fused_convolution,
     is_drawn,
     odd,
     start_kernel,
@@ -204,8 +205,8 @@ class UBN(BatchNormalizer):
         if self._convolves:
             check_dims(x, self.dims, self)
 
-    def maps_epilogue(self) -> bool:
-        return not self._convolves
+    def maps_epilogue(self, activation: str) -> bool:
+        return not self._convolves or activation in BY_RESULT
 
     def map_reads_state(self) -> bool:
         return self.fct or self.reading["train_stats"] == "ema" or super().map_reads_state()
@@ -392,12 +393,7 @@ class UBN(BatchNormalizer):
         both = self.description(x, state)
         path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
         if path.name == "fused" and not path.part:
-            record = self.recorded(path, x, state, both.norm, "none")
-            y, tables, begin = normalized_depthwise(
-                x, both, self.cells, self.repetition(state), record
-            )
-            self.after_fusion(both.norm, state, tables, begin, x)
-            return followed_by(y, residual, activation)
+            return fused_convolution(self, path, x, both, state, residual, activation)
         standardized, s = self.run(path, x, state, None if both is None else both.norm)
         return self._convolved(standardized, s, residual, activation)
 

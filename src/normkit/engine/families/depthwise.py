@@ -3,7 +3,7 @@ between. Three launches forward, four backward, one of them for the sums of the 
 
 With z = a·(x − c) + b inside the map and 0 around it, k the kernel, and s the gate (or 1):
 
-    y[p] = Σ_t k[t]·z[p + t] + s·bias
+    y[p] = act(Σ_t k[t]·z[p + t] + s·bias + residual[p])
     g[q] = Σ_t k[t]·dy[q − t]        dk[t] = Σ_q z[q]·dy[q − t]
     dx = a·g + constant + slope·(x − c)
 
@@ -26,8 +26,9 @@ from normkit.core.fusion import Depthwise, Fusion
 from normkit.core.moments import Moments
 from normkit.core.statistics import Repetition
 from normkit.engine import plain, remaking
+from normkit.engine.activations import NUMBERS
 from normkit.engine.dispatch import looked_into_backward
-from normkit.engine.epilogue import AffineMap
+from normkit.engine.epilogue import AffineMap, before
 from normkit.engine.families.depthwise_kernels import (
     depthwise_gradient_kernel,
     depthwise_kernel,
@@ -50,15 +51,19 @@ ROWS = 64  # of parts that are summed at once
 def fused_depthwise(
     x: Tensor,
     description: Depthwise,
+    residual: Tensor | None,
+    act: str,
     layout: ChannelLayout,
     repetition: Repetition,
     record: RecordedStep | None = None,
 ) -> tuple[Tensor, Tensor, int]:
-    """Σ_t kernel[t]·z[p + t] + s·bias, z the map of the norm and s its gates, or 1; and the tables
-    that were made, with where in them the statistics of the batch begin."""
+    """act(Σ_t kernel[t]·z[p + t] + s·bias + residual), z the map of the norm and s its gates, or 1;
+    and the tables that were made, with where in them the statistics of the batch begin. The
+    activation is one whose result tells its gradient: y is kept in place of what went into it."""
     norm, kernel, bias = description
     source = FAMILIES[type(norm)], repetition, record
-    return _FusedDepthwise.apply(x, kernel, bias, norm, layout, source, *norm.parameters)
+    given = norm, act, layout, source, *norm.parameters
+    return _FusedDepthwise.apply(x, residual, kernel, bias, *given)
 
 
 class _FusedDepthwise(torch.autograd.Function):
@@ -66,9 +71,11 @@ class _FusedDepthwise(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
+        residual: Tensor | None,
         kernel: Tensor,
         bias: Tensor | None,
         fusion: Fusion,
+        act: str,
         layout: ChannelLayout,
         source: tuple[Family, Repetition, RecordedStep | None],
         *parameters: Tensor | None,
@@ -76,24 +83,28 @@ class _FusedDepthwise(torch.autograd.Function):
         family, ctx.repetition, record = source
         recording = None
         if record is not None:
-            recording = Recording(record.inputs(x, None, (kernel, bias, *parameters)))
+            recording = Recording(record.inputs(x, residual, (kernel, bias, *parameters)))
         with recording or nullcontext():
             parts = passes.moment_parts(x, layout)
             tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
-            start = _forward(_sizes(x, layout, period), bias is not None, gates is not None)
+            has = bias is not None, gates is not None, residual is not None
+            start = _forward(_sizes(x, layout, period), *has, NUMBERS[act])
 
             def make(x: Tensor, residual: Tensor | None) -> Tensor:
                 y = passes.like(layout, x)
-                start(layout.aligned(x), tables, kernel, bias, gates, y)
+                residual = None if residual is None else layout.aligned(residual)
+                start(layout.aligned(x), tables, kernel, bias, gates, residual, y)
                 return y
 
-            y = make(x, None)
-        remaking.offer(y, x, None, make)
+            y = make(x, residual)
+        remaking.offer(y, x, residual, make)
+        keeps_y = act != "none"
         if recording is not None and record is not None:
-            record = record.with_forward(recording, y, tables)
+            record = record.with_forward(recording, y, tables, keeps_y)
         ctx.record = record
-        ctx.save_for_backward(x, kernel, bias, tables, gates, *parameters)
-        ctx.given = fusion, layout, family, period
+        kept = y if keeps_y else None
+        ctx.save_for_backward(x, kept, kernel, bias, tables, gates, *parameters)
+        ctx.given = fusion, act, layout, family, period
         ctx.mark_non_differentiable(tables)
         ctx.set_materialize_grads(False)
         return y, tables, statistics
@@ -101,56 +112,58 @@ class _FusedDepthwise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         grad = grads[0]
-        x, kernel, bias, tables, gates, *parameters = ctx.saved_tensors
-        fusion, layout, _family, _period = ctx.given
+        x, y, kernel, bias, tables, gates, *parameters = ctx.saved_tensors
+        fusion, _, layout, *_ = ctx.given
         if grad is None:
-            return (None,) * (6 + len(parameters))
+            return (None,) * (8 + len(parameters))
+        given = kernel, bias, *parameters
         if looked_into_backward(grad):
-            return _again(
-                torch.is_grad_enabled(), ctx, grad, tables, [x, kernel, bias, *parameters]
-            )
+            return _again(torch.is_grad_enabled(), ctx, grad, y, tables, [x, *given])
         record, recording = ctx.record, None
         grad = layout.aligned(grad)
-        given = kernel, bias, *parameters
         if record is not None:
             own = [p for p in given if p is not None]
-            recording = Recording([x, None, *own, tables, grad])
+            recording = Recording([x, y, *own, tables, grad])
             recording.same((None, None, *fusion.parameters), given)
         with recording or nullcontext():
-            dx, found = _gradients(ctx, grad, x, kernel, bias, tables, gates)
+            dx, dr, found = _gradients(ctx, grad, x, y, kernel, bias, tables, gates)
         if recording is not None:
             there = [d for d, p in zip(found, given, strict=True) if p is not None]
-            record.finish(recording, x, grad, dx, None, there, _looked_into(ctx, record))
-        needs = *ctx.needs_input_grad[1:3], *ctx.needs_input_grad[6:]
+            record.finish(recording, x, grad, dx, dr, there, _looked_into(ctx, record))
+        needs = *ctx.needs_input_grad[2:4], *ctx.needs_input_grad[8:]
         wanted = [
             None if p is None or d is None or not need else d.to(p.dtype)
             for p, d, need in zip(given, found, needs, strict=True)
         ]
-        return dx, *wanted[:2], None, None, None, *wanted[2:]
+        return dx, dr, *wanted[:2], None, None, None, None, *wanted[2:]
 
 
 def _gradients(
     ctx: Any,
     dy: Tensor,
     x: Tensor,
+    y: Tensor | None,
     kernel: Tensor,
     bias: Tensor | None,
     tables: Tensor,
     gates: Tensor | None,
-) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
-    """dx, and the gradients of kernel, bias and the norm's parameters."""
-    fusion, layout, family, period = ctx.given
+) -> tuple[Tensor | None, Tensor | None, tuple[Tensor | None, ...]]:
+    """dx, the residual's gradient, and those of kernel, bias and the norm's parameters."""
+    fusion, act, layout, family, period = ctx.given
     n, c = x.shape[:2]
     size, sizes = n * c, _sizes(x, layout, period)
-    cut = _cut(sizes)
+    cut = _sums_cut(sizes, act)
     splits = cut.splits
     parts = passes.table(x, 3 * splits * size)
     taps = passes.table(x, 9 * cut.grid[0] * cut.grid[2] * c)
     x = layout.aligned(x)
-    _sums(sizes)(dy, x, tables, kernel, parts, taps)
+    g = dy
+    if y is not None:
+        y, g = layout.aligned(y), passes.like(layout, x)
+    _sums(sizes, act)(dy, x, tables, kernel, y, None if y is None else g, parts, taps)
     gated = gates is not None and bias is not None
     made = passes.table(x, 10 * c + (3 * size if gated else 0))
-    _totals(sizes, gated)(parts, taps, gates if gated else None, bias if gated else None, made)
+    _totals(sizes, act, gated)(parts, taps, gates if gated else None, bias if gated else None, made)
     dgates = None
     found, whole = parts[: 2 * splits * size], splits
     if gated:
@@ -162,8 +175,9 @@ def _gradients(
     dx = None
     if ctx.needs_input_grad[0]:
         dx = passes.like(layout, x)
-        _gradient(sizes)(dy, x, tables, kernel, extra, dx)
-    return dx, (made[: 9 * c].view(kernel.shape), made[9 * c : 10 * c], *dparameters)
+        _gradient(sizes)(g, x, tables, kernel, extra, dx)
+    dr = g if ctx.needs_input_grad[1] else None
+    return dx, dr, (made[: 9 * c].view(kernel.shape), made[9 * c : 10 * c], *dparameters)
 
 
 def _looked_into(ctx: Any, record: RecordedStep) -> Callable[..., Any]:
@@ -173,7 +187,7 @@ def _looked_into(ctx: Any, record: RecordedStep) -> Callable[..., Any]:
 
     def again(
         x: Tensor,
-        residual: Tensor | None,
+        y: Tensor | None,
         parameters: Sequence[Tensor],
         tables: Tensor,
         grad: Tensor,
@@ -186,24 +200,32 @@ def _looked_into(ctx: Any, record: RecordedStep) -> Callable[..., Any]:
         like = SimpleNamespace(
             given=given,
             repetition=record.repetition(),
-            needs_input_grad=(needs[0], *flags[:2], False, False, False, *flags[2:]),
+            needs_input_grad=(*needs[:2], *flags[:2], False, False, False, False, *flags[2:]),
         )
-        back = _again(torch.is_grad_enabled(), like, grad, tables, [x, *own])
-        found = zip((*back[1:3], *back[6:]), there, strict=True)
-        return [back[0], None, *(d for d, p in found if p)]
+        back = _again(torch.is_grad_enabled(), like, grad, y, tables, [x, *own])
+        found = zip((*back[2:4], *back[8:]), there, strict=True)
+        return [*back[:2], *(d for d, p in found if p)]
 
     return again
 
 
 @torch.enable_grad()
 def _again(
-    further: bool, ctx: Any, grad: Tensor, tables: Tensor, given: list[Tensor | None]
+    further: bool,
+    ctx: Any,
+    grad: Tensor,
+    kept: Tensor | None,
+    tables: Tensor,
+    given: list[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
     """Where someone looks into a backward: the layer computes its map again, and autograd
-    differentiates, ``further`` if there will be another backward."""
+    differentiates, ``further`` if there will be another backward. ``kept`` is the result of an
+    activation, if there was one."""
     x, kernel, bias, *parameters = given
     assert x is not None and kernel is not None
-    fusion, layout, family, _ = ctx.given
+    fusion, act, layout, family, _ = ctx.given
+    if kept is not None:
+        grad = before(grad, kept.detach(), act)
     moments = Moments(*plain.moments(x, layout), layout.count)
     size = (layout.rows, layout.columns)
     seen = family.seen(fusion, tables, *size)
@@ -211,17 +233,18 @@ def _again(
     z = plain.affine(x, AffineMap(*result.map.each(lambda t: t.expand(size))), layout)
     y = F.conv2d(z, kernel.to(z.dtype), padding=1, groups=x.shape[1])
     if bias is not None:
-        kept = result.gate is not None and getattr(fusion, "keeps_gates", False)
-        added = result.gate.expand(size) * bias if kept else bias
+        gated = result.gate is not None and getattr(fusion, "keeps_gates", False)
+        added = result.gate.expand(size) * bias if gated else bias
         y = y + added.to(y.dtype).reshape(-1, x.shape[1], 1, 1)
-    needs = (*ctx.needs_input_grad[:3], *ctx.needs_input_grad[6:])
+    needs = (ctx.needs_input_grad[0], *ctx.needs_input_grad[2:4], *ctx.needs_input_grad[8:])
     inputs = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
     flowing = iter(torch.autograd.grad(y, inputs, grad, create_graph=further, allow_unused=True))
     back = [
         next(flowing) if need and t is not None else None
         for t, need in zip(given, needs, strict=True)
     ]
-    return *back[:3], None, None, None, *back[3:]
+    dr = grad if ctx.needs_input_grad[1] else None
+    return back[0], dr, *back[1:3], None, None, None, None, *back[3:]
 
 
 def _sizes(x: Tensor, layout: ChannelLayout, period: int) -> tuple[int, ...]:
@@ -249,10 +272,10 @@ def _strip(width: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _cut(sizes: tuple[int, ...]) -> _Cut:
+def _cut(sizes: tuple[int, ...], strip: int = 0) -> _Cut:
     """Rows are cut only where there would be too few programs: each cut reads two rows twice."""
     n, h, w, c, _, last = sizes
-    strip = _strip(w)
+    strip = strip or _strip(w)
     strips = -(-w // strip)
     if last:
         channels = min(passes.power_of_two(c), CHANNELS)
@@ -266,33 +289,37 @@ def _cut(sizes: tuple[int, ...]) -> _Cut:
     return _Cut(strips, high, grid, (last, w % strip == 0, strip, lanes, channels))
 
 
-def _launch(kernel: Any, sizes: tuple[int, ...], constants: tuple[int, ...]) -> Launch:
-    cut = _cut(sizes)
+def _sums_cut(sizes: tuple[int, ...], act: str) -> _Cut:
+    """With an activation there are twice as many values to hold."""
+    return _cut(sizes) if act == "none" else _cut(sizes, 4)
+
+
+def _launch(kernel: Any, sizes: tuple[int, ...], cut: _Cut, constants: tuple[int, ...]) -> Launch:
     numbers = *sizes[:5], cut.rows, cut.strips
     return Launch(kernel, cut.grid, numbers, (*constants, *cut.tile), WARPS)
 
 
 @lru_cache(maxsize=4096)
-def _forward(sizes: tuple[int, ...], bias: bool, gated: bool) -> Launch:
-    return _launch(depthwise_kernel, sizes, (bias, gated))
+def _forward(sizes: tuple[int, ...], bias: bool, gated: bool, residual: bool, act: int) -> Launch:
+    return _launch(depthwise_kernel, sizes, _cut(sizes), (bias, gated, residual, act))
 
 
 @lru_cache(maxsize=4096)
-def _sums(sizes: tuple[int, ...]) -> Launch:
-    strip, width = _cut(sizes).tile[2], sizes[2]
-    return _launch(depthwise_sums_kernel, sizes, ((width - 1) % strip,))
+def _sums(sizes: tuple[int, ...], act: str) -> Launch:
+    cut = _sums_cut(sizes, act)
+    end = (sizes[2] - 1) % cut.tile[2]
+    return _launch(depthwise_sums_kernel, sizes, cut, (end, NUMBERS[act]))
 
 
 @lru_cache(maxsize=4096)
 def _gradient(sizes: tuple[int, ...]) -> Launch:
-    return _launch(depthwise_gradient_kernel, sizes, ())
+    return _launch(depthwise_gradient_kernel, sizes, _cut(sizes), ())
 
 
 @lru_cache(maxsize=4096)
-def _totals(sizes: tuple[int, ...], gated: bool) -> Launch:
+def _totals(sizes: tuple[int, ...], act: str, gated: bool) -> Launch:
     n, _, _, c, *_ = sizes
-    cut = _cut(sizes)
-    programs = cut.grid[0] * cut.grid[2]
+    cut = _sums_cut(sizes, act)
     runs = -(-n // ROWS) if gated else 0
-    numbers = n, c, cut.splits, programs
+    numbers = n, c, cut.splits, cut.grid[0] * cut.grid[2]
     return Launch(totals_kernel, (-(-c // 16), 10 + runs), numbers, (gated, ROWS, 16))

@@ -4,14 +4,17 @@ A map is cut into strips of STRIP columns. A program owns LANES strips, of one s
 times CHANNELS, and slides down ``high`` rows. A thread has whole strips: it reads STRIP + 2 columns
 of a row once, and what they give to the three rows that they touch is carried along in two
 accumulators for each column. The row after is loaded before the current one is worked on. Tiles are
-(LANES, CHANNELS) in channels_last (LAST), else (CHANNELS, LANES): neighbours in memory are neighbours
-in a tile. Offsets into a sample are 32-bit, those of samples 64-bit.
+(LANES, CHANNELS) in channels_last (LAST), else (CHANNELS, LANES), so that neighbours in memory are
+neighbours in a tile. Offsets into a sample are 32-bit, those of samples 64-bit.
 """
+# ruff: noqa: RUF005 : Triton's tuples are added, not unpacked
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from normkit.engine.triton.activations import activate, before
 
 SIZES = ["N", "H", "W", "high", "strips"]  # a kernel for each would be no faster
 
@@ -21,8 +24,8 @@ def _own(
     N, H, W, C, high, strips, LAST: tl.constexpr, STRIP: tl.constexpr, LANES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Sample, first column and channel of each entry of the tile, as sides of it; where it begins in
-    memory; the rows of this program."""
+    """Sample, first column and channel of each entry of the tile, as sides of it; where it begins
+    in memory; the rows of this program."""
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     lane = tl.expand_dims(lane, 1 if LAST else 0)
@@ -51,7 +54,7 @@ def _there(N, W, C, sample, column, channel, FULL: tl.constexpr, STRIP: tl.const
 
 @triton.jit
 def _line(t, apart, there, wanted, BEGIN: tl.constexpr, END: tl.constexpr):
-    """Columns BEGIN … END − 1 of a row, counted from one before the strip; 0 where there is none."""
+    """Columns BEGIN … END − 1 of a row, counted from one before the strip; 0 where is none."""
     found = ()
     for j in tl.static_range(BEGIN, END):
         found = found + (tl.load(t + (j - 1) * apart, mask=there[j] & wanted, other=0.0),)
@@ -64,7 +67,7 @@ def _less(line, center, there, FULL: tl.constexpr, BEGIN: tl.constexpr, END: tl.
     found = ()
     for j in tl.static_range(BEGIN, END):
         own = center
-        if not FULL or j == 0 or j == END - 1 and BEGIN == 0:
+        if not FULL or (BEGIN == 0 and (j == 0 or j == END - 1)):
             own = tl.where(there[j], center, 0.0)
         found = found + (line[j - BEGIN].to(tl.float32) - own,)
     return found
@@ -110,11 +113,12 @@ def _store(t, values, apart, there, wanted, STRIP: tl.constexpr):
 
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_kernel(
-    x, map, weight, bias, gates, y, N, H, W, C, period, high, strips,
-    BIAS: tl.constexpr, GATED: tl.constexpr, LAST: tl.constexpr, FULL: tl.constexpr,
-    STRIP: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr,
+    x, map, weight, bias, gates, residual, y, N, H, W, C, period, high, strips,
+    BIAS: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
+    LAST: tl.constexpr, FULL: tl.constexpr, STRIP: tl.constexpr, LANES: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """y: one read of x, one write."""
+    """y: one read of x and of the residual, one write."""
     sample, column, channel, begin, first, last = _own(
         N, H, W, C, high, strips, LAST, STRIP, LANES, CHANNELS
     )
@@ -135,14 +139,33 @@ def depthwise_kernel(
     top, bottom = tl.maximum(first - 1, 0), tl.minimum(last + 1, H)
     x += begin
     y += begin
+    residual += begin
     line = _line(x + top * down, apart, there, own < H, 0, STRIP + 2)
+    added = line
+    if RESIDUAL:  # of the row above; any at first, for that is not stored
+        added = _line(residual + top * down, apart, there, own < H, 1, STRIP + 1)
     for row in range(top, bottom):
         after = _line(x + (row + 1) * down, apart, there, own + row + 1 < bottom, 0, STRIP + 2)
         z = _less(line, c, there, FULL, 0, STRIP + 2)
         out, above, here = _slide(above, here, z, k, shift, STRIP)
+        out = _followed(out, added, RESIDUAL, ACT, STRIP)
         _store(y + (row - 1) * down, out, apart, there, own + row > first, STRIP)
+        if RESIDUAL:
+            added = _line(residual + row * down, apart, there, own + row < last, 1, STRIP + 1)
         line = after
-    _store(y + (last - 1) * down, above, apart, there, own + last == H, STRIP)
+    out = _followed(above, added, RESIDUAL, ACT, STRIP)
+    _store(y + (last - 1) * down, out, apart, there, own + last == H, STRIP)
+
+
+@triton.jit
+def _followed(values, residual, RESIDUAL: tl.constexpr, ACT: tl.constexpr, STRIP: tl.constexpr):
+    found = ()
+    for m in tl.static_range(STRIP):
+        value = values[m]
+        if RESIDUAL:
+            value += residual[m].to(tl.float32)
+        found = found + (activate(value, ACT),)
+    return found
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -193,12 +216,13 @@ def _added(g, value, c, slope, STRIP: tl.constexpr):
 
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_sums_kernel(
-    dy, x, map, weight, parts, taps, N, H, W, C, period, high, strips,
-    END: tl.constexpr, LAST: tl.constexpr, FULL: tl.constexpr,
+    dy, x, map, weight, y, kept, parts, taps, N, H, W, C, period, high, strips,
+    END: tl.constexpr, ACT: tl.constexpr, LAST: tl.constexpr, FULL: tl.constexpr,
     STRIP: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Σ g·(x − c), Σ g and Σ dy of each strip into parts (3, rows · strips, N, C), and dk into taps
-    (9, programs, C): one read of dy and x.
+    """Σ g·(x − c), Σ g and Σ dy of each strip into parts (3, splits, N, C), and dk into taps
+    (9, programs, C): one read of dy and x. With ACT dy came to an activation, whose result y is
+    read as well, and the gradient before it is written to ``kept``.
 
     g itself is not needed. With d[t] = Σ_q (x − c)[q]·dy[q − t], Σ g·(x − c) = Σ_t k[t]·d[t]; and
     Σ g = Σ_p dy[p]·K[p], K the sum of those taps that find a place at p: all but at the border. END
@@ -215,6 +239,8 @@ def depthwise_sums_kernel(
     c = tl.load(map + 2 * period + entry, mask=known, other=0.0)
     x += begin
     dy += begin
+    y += begin
+    kept += begin
     zero = c * 0.0
     d, total = _same(zero, 9), _same(zero, STRIP)
     near = tl.where(first > 0, c, 0.0)
@@ -224,17 +250,32 @@ def depthwise_sums_kernel(
     here = _less(line, c, there, FULL, 1, STRIP + 1)
     line = _line(x + (first + 1) * down, apart, there, own + first + 1 < H, 1, STRIP + 1)
     grad = _line(dy + first * down, apart, there, own < H, 0, STRIP + 2)
+    seen = grad
+    if ACT != 0:
+        seen = _line(y + first * down, apart, there, own < H, 0, STRIP + 2)
     for row in range(first, last):
         after = _line(dy + (row + 1) * down, apart, there, own + row + 1 < last, 0, STRIP + 2)
+        shown = after
+        if ACT != 0:
+            shown = _line(y + (row + 1) * down, apart, there, own + row + 1 < last, 0, STRIP + 2)
         later = _line(x + (row + 2) * down, apart, there, own + row + 2 < H, 1, STRIP + 1)
         near = tl.where(row + 1 < H, c, 0.0)
         below = _less(line, near, there, FULL, 1, STRIP + 1)
-        d, total = _correlated(d, total, above, here, below, grad, STRIP)
-        above, here, line, grad = here, below, later, after
+        g = _before(grad, seen, ACT, STRIP + 2)
+        if ACT != 0:
+            _store(kept + row * down, g[1 : STRIP + 1], apart, there, own < H, STRIP)
+        d, total = _correlated(d, total, above, here, below, g, STRIP)
+        above, here, line, grad, seen = here, below, later, after, shown
     k = _taps(weight, channel, C, 1.0, False)
     a = tl.load(map + entry, mask=known, other=0.0)
+    down = (H - 1) * down
     upper = _line(dy, apart, there, own + first == 0, 1, STRIP + 1)
-    lower = _line(dy + (H - 1) * down, apart, there, own + last == H, 1, STRIP + 1)
+    lower = _line(dy + down, apart, there, own + last == H, 1, STRIP + 1)
+    if ACT != 0:
+        seen = _line(y, apart, there, own + first == 0, 1, STRIP + 1)
+        upper = _before(upper, seen, ACT, STRIP)
+        seen = _line(y + down, apart, there, own + last == H, 1, STRIP + 1)
+        lower = _before(lower, seen, ACT, STRIP)
     begins, ends = column == 0, column + STRIP >= W
     whole, left, right = _borders(total, begins, ends, END, STRIP)
     db = (k[3] + k[4] + k[5]) * whole - k[3] * left - k[5] * right
@@ -262,13 +303,24 @@ def depthwise_sums_kernel(
 
 
 @triton.jit
+def _before(grad, y, ACT: tl.constexpr, COUNT: tl.constexpr):
+    """The gradient before an activation, by its result: in float32."""
+    found = ()
+    for j in tl.static_range(COUNT):
+        g = grad[j].to(tl.float32)
+        if ACT != 0:
+            g = before(g, y[j].to(tl.float32), ACT)
+        found = found + (g,)
+    return found
+
+
+@triton.jit
 def _correlated(d, total, above, here, below, grad, STRIP: tl.constexpr):
     """d[t] + Σ x[q]·dy[q − t] of one row of dy and the three of x that it meets; Σ dy."""
     d0, d1, d2, d3, d4, d5, d6, d7, d8 = d
     found = ()
     for m in tl.static_range(STRIP):
-        left, middle = grad[m].to(tl.float32), grad[m + 1].to(tl.float32)
-        right = grad[m + 2].to(tl.float32)
+        left, middle, right = grad[m], grad[m + 1], grad[m + 2]
         d0 += above[m] * right
         d1 += above[m] * middle
         d2 += above[m] * left
@@ -318,7 +370,8 @@ def totals_kernel(
         for start in range(0, splits * N, ROWS):
             row = start + lane
             mask = (row < splits * N)[:, None] & known[None, :]
-            value = tl.load(dy + row.to(tl.int64)[:, None] * C + channel[None, :], mask=mask, other=0.0)
+            at = row.to(tl.int64)[:, None] * C + channel[None, :]
+            value = tl.load(dy + at, mask=mask, other=0.0)
             if GATED:
                 own = gates + (row % N)[:, None] * C + channel[None, :]
                 value *= tl.load(own, mask=mask, other=0.0)

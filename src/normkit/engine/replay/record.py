@@ -171,14 +171,17 @@ class RecordedStep:
         state = LayerState(self.training, dict(layer._buffers), True)
         return Repetition(layer, state, dict(zip(names, self.plan["tensors"], strict=False)))
 
-    def with_forward(self, recording: Recording, y: Tensor, tables: Tensor) -> RecordedStep | None:
-        """Itself, or None if the forward cannot be replayed."""
+    def with_forward(
+        self, recording: Recording, y: Tensor, tables: Tensor, keeps_y: bool = False
+    ) -> RecordedStep | None:
+        """Itself, or None if the forward cannot be replayed. With ``keeps_y`` the backward has y in
+        the residual's slot."""
         plan = self.plan
         own = len(plan["parameters"]) + len(plan["buffers"]) == len(plan["tensors"])
         try:
             if not own:
                 raise Unrecordable("there is more to it than the layer's own tensors")
-            plan["forward"] = recording.program()
+            plan["forward"], plan["keeps_y"] = recording.program(), keeps_y
             plan["y"], plan["tables"] = recording.slot(y), recording.slot(tables)
         except Unrecordable:
             self.give_up()

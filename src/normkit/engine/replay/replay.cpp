@@ -78,6 +78,7 @@ struct Plan : torch::CustomClassHolder {
   std::vector<at::ScalarType> types;  // of both, in this order
   Program forward, backward;
   int y, tables;
+  bool keeps_y;                       // for the backward, which has it in the residual's slot
   int dx, dresidual;                  // slots of the backward; -1: none, -2: the gradient itself
   std::vector<Part> gradients;        // of the parameters
   py::object again;                   // for a backward that someone looks into
@@ -185,7 +186,8 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     run(plan->forward, slots, plan->key, stream);
     const bool again = plan->key.activation != "none";  // the map is made again in the backward
     *tables = slots[plan->tables];
-    variable_list kept{x, again && residual ? *residual : Tensor(), slots[plan->tables]};
+    Tensor second = plan->keeps_y ? slots[plan->y] : again && residual ? *residual : Tensor();
+    variable_list kept{x, second, slots[plan->tables]};
     kept.insert(kept.end(), parameters.begin(), parameters.end());
     ctx->save_for_backward(std::move(kept));
     ctx->saved_data["plan"] = c10::IValue::make_capsule(plan);
@@ -344,6 +346,7 @@ c10::intrusive_ptr<Plan> plan(const Tensor& x, const py::dict& given) {
   made->backward = program(given["backward"]);
   made->y = given["y"].cast<int>();
   made->tables = given["tables"].cast<int>();
+  made->keeps_y = given["keeps_y"].cast<bool>();
   made->dx = given["dx"].cast<int>();
   made->dresidual = given["dresidual"].cast<int>();
   for (auto item : given["gradients"]) {
