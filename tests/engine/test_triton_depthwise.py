@@ -73,6 +73,32 @@ def test_equal_to_the_generic_path(name, size, memory):
         torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-5, atol=1e-6)
 
 
+@BOTH
+@pytest.mark.parametrize("name", ["bnet", "ubn"])
+@pytest.mark.parametrize("activation", ["relu6", "leaky_relu"])
+def test_what_follows_is_in_the_same_kernels(name, activation, memory):
+    """A residual and an activation whose result tells its gradient: of x, of the residual and of
+    every parameter, and through a second backward; against the torch backend in float64."""
+    layer = layer_of(name)
+    exact = copy.deepcopy(layer).double()
+    x, residual, grad = (inputs(2, (3, 6), memory, torch.float32, 8).to(DEVICE) for _ in "xrg")
+
+    def found(layer, x, residual, grad):
+        x, residual = x.clone().requires_grad_(), residual.clone().requires_grad_()
+        y = layer(x, residual, activation)
+        first = torch.autograd.grad(y, [x, residual, *layer.parameters()], grad, retain_graph=True)
+        (dx,) = torch.autograd.grad(y, x, grad, create_graph=True)
+        return y, *first, torch.autograd.grad(dx.square().sum(), x)[0]
+
+    with nk.use_backend("triton"):
+        mine = found(layer, x, residual, grad)
+    with nk.use_backend("torch"):
+        theirs = found(exact, x.double(), residual.double(), grad.double())
+    assert "FusedDepthwise" in mine[0].grad_fn.name()
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
 @every_layer
 def test_it_is_the_fused_path(name, monkeypatch):
     def refuse(*args, **options):

@@ -62,9 +62,10 @@ def _launches(
     multiprocessors: int,
 ) -> tuple[Launch, Launch, int]:
     """The weights, the score, and how many programs the latter has."""
-    _, channels, positions, _, _ = size
+    _, channels, positions, splits, _ = size
     width = min(passes.power_of_two(channels), 1024)
-    weights = Launch(weights_kernel, (samples,), size, (width,))
+    depth = min(passes.power_of_two(splits), 4096 // width)
+    weights = Launch(weights_kernel, (samples,), size, (depth, width))
     values = channels * positions
     width = min(passes.power_of_two(values), WIDTH)
     programs = min(-(-values // width), multiprocessors * passes.PROGRAMS)
@@ -78,20 +79,24 @@ def _launches(
 
 
 @triton.jit
-def weights_kernel(parts, out, rows, C, positions, splits, span, WIDTH: tl.constexpr):
+def weights_kernel(
+    parts, out, rows, C, positions, splits, span, DEPTH: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """1/‖x_n‖ of sample n = program id, 0 for a sample of zeros; parts (2, splits, N, C)."""
     sample = tl.program_id(0)
     squares = parts + tl.cast(splits, tl.int64) * rows * C
-    total = tl.zeros((WIDTH,), tl.float32)
-    for split in range(splits):
-        count = tl.minimum(positions - split * span, span).to(tl.float32)
-        row = tl.cast(split * rows + sample, tl.int64) * C
+    total = tl.zeros((DEPTH, WIDTH), tl.float32)
+    for begin in range(0, splits, DEPTH):
+        split = begin + tl.arange(0, DEPTH)
+        count = tl.minimum(positions - split * span, span).to(tl.float32)[:, None]
+        row = (split * rows + sample).to(tl.int64)[:, None] * C
         for start in range(0, C, WIDTH):
             channel = start + tl.arange(0, WIDTH)
-            mean = tl.load(parts + row + channel, mask=channel < C, other=0.0)
-            square = tl.load(squares + row + channel, mask=channel < C, other=0.0)
+            mask = (split < splits)[:, None] & (channel < C)[None, :]
+            mean = tl.load(parts + row + channel[None, :], mask=mask, other=0.0)
+            square = tl.load(squares + row + channel[None, :], mask=mask, other=0.0)
             total += square + count * mean * mean
-    norm = tl.sum(total, 0)
+    norm = tl.sum(tl.sum(total, 0), 0)
     tl.store(out + sample, tl.where(norm > 0, 1.0 / tl.sqrt(norm), 0.0))
 
 

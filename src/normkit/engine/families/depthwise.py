@@ -42,10 +42,9 @@ from normkit.engine.triton import passes
 from normkit.engine.triton.launch import Launch
 
 CHANNELS = 64  # a line of memory in bfloat16
-PROGRAMS = 2048  # enough to fill a large machine
+PROGRAMS = 1024  # enough to fill a large machine
 TILE = 256  # strips times channels: two a thread, for a strip fills the registers
-WARPS = 4
-ROWS = 64  # of parts that are summed at once
+ROWS = 128  # of parts that are summed at once
 
 
 def fused_depthwise(
@@ -155,7 +154,7 @@ def _gradients(
     cut = _sums_cut(sizes, act)
     splits = cut.splits
     parts = passes.table(x, 3 * splits * size)
-    taps = passes.table(x, 9 * cut.grid[0] * cut.grid[2] * c)
+    taps = passes.table(x, 9 * cut.programs * c)
     x = layout.aligned(x)
     g = dy
     if y is not None:
@@ -259,11 +258,49 @@ class _Cut(NamedTuple):
     rows: int  # that a program slides down
     grid: tuple[int, int, int]
     tile: tuple[int, ...]  # LAST, FULL, STRIP, LANES, CHANNELS
+    warps: int
 
     @property
     def splits(self) -> int:
         """Into how many parts a map is cut."""
         return self.strips * self.grid[2]
+
+    @property
+    def programs(self) -> int:
+        """How many there are for the same channels."""
+        return self.grid[0] * self.grid[2]
+
+
+def _cut(sizes: tuple[int, ...], strip: int, tile: int = TILE) -> _Cut:
+    """Rows are cut only where there would be too few programs: each cut reads two rows twice."""
+    n, h, w, c, _, last = sizes
+    strips = -(-w // strip)
+    if last:
+        channels = min(passes.power_of_two(c), CHANNELS)
+        lanes = min(passes.power_of_two(n * strips), tile // channels)
+    else:
+        lanes = min(passes.power_of_two(n * strips), 32)
+        channels = min(passes.power_of_two(c), tile // lanes)
+    abreast, blocks = -(-n * strips // lanes), -(-c // channels)
+    high = -(-h // max(1, min(h // 8, PROGRAMS // (abreast * blocks))))
+    grid = abreast, blocks, -(-h // high)
+    return _Cut(strips, high, grid, (last, w % strip == 0, strip, lanes, channels), tile // 64)
+
+
+@lru_cache(maxsize=4096)
+def _map_cut(sizes: tuple[int, ...]) -> _Cut:
+    """Of kernels that write: in contiguous memory threads side by side must write side by side."""
+    *_, last = sizes
+    return _cut(sizes, _strip(sizes[2]) if last else 1)
+
+
+@lru_cache(maxsize=4096)
+def _sums_cut(sizes: tuple[int, ...], act: str) -> _Cut:
+    """With an activation there are twice as many values to hold. Small programs, where that
+    spares a cut: what is summed is added up at the end of each."""
+    strip = _strip(sizes[2]) if act == "none" else 4
+    whole = _cut(sizes, strip)
+    return whole if whole.grid[2] == 1 else _cut(sizes, strip, TILE // 2)
 
 
 def _strip(width: int) -> int:
@@ -271,37 +308,14 @@ def _strip(width: int) -> int:
     return 7 if width % 7 == 0 else 4
 
 
-@lru_cache(maxsize=4096)
-def _cut(sizes: tuple[int, ...], strip: int = 0) -> _Cut:
-    """Rows are cut only where there would be too few programs: each cut reads two rows twice."""
-    n, h, w, c, _, last = sizes
-    strip = strip or _strip(w)
-    strips = -(-w // strip)
-    if last:
-        channels = min(passes.power_of_two(c), CHANNELS)
-        lanes = min(passes.power_of_two(n * strips), TILE // channels)
-    else:
-        lanes = min(passes.power_of_two(n * strips), 32)
-        channels = min(passes.power_of_two(c), TILE // lanes)
-    abreast, blocks = -(-n * strips // lanes), -(-c // channels)
-    high = -(-h // max(1, min(h // 8, PROGRAMS // (abreast * blocks))))
-    grid = abreast, blocks, -(-h // high)
-    return _Cut(strips, high, grid, (last, w % strip == 0, strip, lanes, channels))
-
-
-def _sums_cut(sizes: tuple[int, ...], act: str) -> _Cut:
-    """With an activation there are twice as many values to hold."""
-    return _cut(sizes) if act == "none" else _cut(sizes, 4)
-
-
 def _launch(kernel: Any, sizes: tuple[int, ...], cut: _Cut, constants: tuple[int, ...]) -> Launch:
     numbers = *sizes[:5], cut.rows, cut.strips
-    return Launch(kernel, cut.grid, numbers, (*constants, *cut.tile), WARPS)
+    return Launch(kernel, cut.grid, numbers, (*constants, *cut.tile), cut.warps)
 
 
 @lru_cache(maxsize=4096)
 def _forward(sizes: tuple[int, ...], bias: bool, gated: bool, residual: bool, act: int) -> Launch:
-    return _launch(depthwise_kernel, sizes, _cut(sizes), (bias, gated, residual, act))
+    return _launch(depthwise_kernel, sizes, _map_cut(sizes), (bias, gated, residual, act))
 
 
 @lru_cache(maxsize=4096)
@@ -313,13 +327,14 @@ def _sums(sizes: tuple[int, ...], act: str) -> Launch:
 
 @lru_cache(maxsize=4096)
 def _gradient(sizes: tuple[int, ...]) -> Launch:
-    return _launch(depthwise_gradient_kernel, sizes, _cut(sizes), ())
+    return _launch(depthwise_gradient_kernel, sizes, _map_cut(sizes), ())
 
 
 @lru_cache(maxsize=4096)
 def _totals(sizes: tuple[int, ...], act: str, gated: bool) -> Launch:
     n, _, _, c, *_ = sizes
     cut = _sums_cut(sizes, act)
-    runs = -(-n // ROWS) if gated else 0
-    numbers = n, c, cut.splits, cut.grid[0] * cut.grid[2]
-    return Launch(totals_kernel, (-(-c // 16), 10 + runs), numbers, (gated, ROWS, 16))
+    depth = min(passes.power_of_two(cut.splits), ROWS)
+    runs = -(-n // (ROWS // depth)) if gated else 0
+    numbers = n, c, cut.splits, cut.programs
+    return Launch(totals_kernel, (-(-c // 16), 10 + runs), numbers, (gated, depth, ROWS, 16))

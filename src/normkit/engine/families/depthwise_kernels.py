@@ -348,11 +348,11 @@ def _borders(values, begins, ends, END: tl.constexpr, STRIP: tl.constexpr):
 @triton.jit(do_not_specialize=["N", "splits", "programs"])
 def totals_kernel(
     parts, taps, gates, bias, out, N, C, splits, programs,
-    GATED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    GATED: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Of what strips and programs have summed: the gradients of the kernel (C, 9) and the bias (C);
     with GATED then Σ g·(x − c) and Σ g of each sample (2, N, C), and the gradients of the gates
-    (N, C). The second axis of programs: taps, bias, then runs of ROWS samples."""
+    (N, C). The second axis of programs: taps, bias, then runs of ROWS / DEPTH samples."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     known = channel < C
     job = tl.program_id(1)
@@ -378,17 +378,28 @@ def totals_kernel(
             total += value
         tl.store(out + 9 * C + channel, tl.sum(total, 0), mask=known)
     else:
-        row = (job - 10) * ROWS + lane
-        mask = (row < N)[:, None] & known[None, :]
-        at = row.to(tl.int64)[:, None] * C + channel[None, :]
+        MANY: tl.constexpr = ROWS // DEPTH
+        sample = (job - 10) * MANY + tl.arange(0, MANY)
+        own = (job - 10) * MANY + lane % MANY
         da = tl.zeros((ROWS, CHANNELS), tl.float32)
         db = tl.zeros((ROWS, CHANNELS), tl.float32)
-        for split in range(splits):
-            da += tl.load(parts + split * size + at, mask=mask, other=0.0)
-            db += tl.load(parts + (splits + split) * size + at, mask=mask, other=0.0)
-            total += tl.load(dy + split * size + at, mask=mask, other=0.0)
+        for start in range(0, splits, DEPTH):
+            split = start + lane // MANY
+            mask = ((split < splits) & (own < N))[:, None] & known[None, :]
+            at = (split.to(tl.int64) * N + own)[:, None] * C + channel[None, :]
+            da += tl.load(parts + at, mask=mask, other=0.0)
+            db += tl.load(parts + splits * size + at, mask=mask, other=0.0)
+            total += tl.load(dy + at, mask=mask, other=0.0)
         shift = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
+        mask = (sample < N)[:, None] & known[None, :]
+        at = sample.to(tl.int64)[:, None] * C + channel[None, :]
         found = out + 10 * C
-        tl.store(found + at, da, mask=mask)
-        tl.store(found + size + at, db, mask=mask)
-        tl.store(found + 2 * size + at, total * shift, mask=mask)
+        tl.store(found + at, _over(da, DEPTH, MANY, CHANNELS), mask=mask)
+        tl.store(found + size + at, _over(db, DEPTH, MANY, CHANNELS), mask=mask)
+        tl.store(found + 2 * size + at, _over(total, DEPTH, MANY, CHANNELS) * shift, mask=mask)
+
+
+@triton.jit
+def _over(table, DEPTH: tl.constexpr, MANY: tl.constexpr, CHANNELS: tl.constexpr):
+    """The sum over parts of each sample."""
+    return tl.sum(tl.reshape(table, (DEPTH, MANY, CHANNELS)), 0)

@@ -33,10 +33,10 @@ COLUMNS = 8
 def coefficients(
     x: Tensor, parts: passes.Parts, fusion: Gate, layout: ChannelLayout
 ) -> FamilyTables:
-    if fusion.condensation is not None and fusion.score is not None:
-        update_score(x, parts, layout, fusion.score, fusion.condensation)
     if parts.splits > FEW:
         parts = passes.merged(x, parts, layout, sums=True)
+    if fusion.condensation is not None and fusion.score is not None:
+        update_score(x, parts, layout, fusion.score, fusion.condensation)
     channels, rows = x.shape[1], layout.rows
     memory, given = fusion.memory, fusion.given
     if given is None and memory is not None:
