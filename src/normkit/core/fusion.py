@@ -158,7 +158,7 @@ Fusion = Pool | Gate | Channel | Mix
 
 
 class Depthwise(NamedTuple):
-    """A norm, and the depthwise convolution (C, 1, *k) that follows it."""
+    """A norm without weight and bias, and the depthwise convolution (C, 1, *k) after it."""
 
     norm: Fusion
     kernel: Tensor

@@ -1,7 +1,7 @@
 """bnet and ubn as a whole: statistics, gate and a depthwise 3 × 3 convolution without tensors in
 between. Three launches forward, four backward, one of them for the sums of the kernel's gradient.
 
-With z = a·(x − c) + b inside the map and 0 around it, k the kernel, and s the gate (or 1):
+With z = a·(x − c) inside the map and 0 around it, k the kernel, and s the gate (or 1):
 
     y[p] = act(Σ_t k[t]·z[p + t] + s·bias + residual[p])
     g[q] = Σ_t k[t]·dy[q − t]        dk[t] = Σ_q z[q]·dy[q − t]
