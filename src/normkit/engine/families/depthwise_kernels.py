@@ -7,7 +7,8 @@ accumulators for each column. The row after is loaded before the current one is 
 (LANES, CHANNELS) in channels_last (LAST), else (CHANNELS, LANES), so that neighbours in memory are
 neighbours in a tile. Offsets into a sample are 32-bit, those of samples 64-bit.
 """
-# ruff: noqa: RUF005 : Triton's tuples are added, not unpacked
+# ruff: noqa: RUF005 : Triton adds tuples, it does not unpack them
+# mypy: disable-error-code="assignment"
 
 from __future__ import annotations
 
