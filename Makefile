@@ -7,7 +7,7 @@ READY := $(VENV)/.installed
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integrations test-oldest lint bench zoo diseases evidence clean
+.PHONY: help demo test test-integrations test-oldest lint bench bench-gpu zoo diseases evidence clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ lint: $(READY) ## ruff and mypy
 
 bench: $(READY) ## time every layer on this machine
 	$(BIN)/python -m benchmarks
+
+bench-gpu: $(READY) ## measure on a GPU what docs/benchmark-gpu.json lacks, and write the pages (about seven minutes)
+	$(BIN)/python -m benchmarks.gpu
+	$(BIN)/python -m benchmarks.gpu --page
 
 zoo: $(READY) ## convert a sample of timm's and all of torchvision's models (about three minutes)
 	$(BIN)/python -m tools.zoo --sample 60 --in-turn
