@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from benchmarks.gpu.compiled import CompiledNetworks
 from benchmarks.gpu.networks import first_line
 from benchmarks.gpu.parts import Job, Machine
 from normkit.core.atomic_write import write_text
+from normkit.engine.replay.build import SWITCH
 from normkit.errors import NormkitError, nearest
 
 ROOT = Path(__file__).parents[2]
@@ -107,17 +109,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def prepare(jobs: list[Job], machine: Machine, processes: int, log: Callable[[str], None]) -> None:
     """Compile the kernels of all parts, many processes at a time; those that fail do it later."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, spawn, initializer=_one_thread) as pool:
-        built = pool.submit(nk.build_extension)  # the C++ part, used from the next process on
-        waiting = {pool.submit(_prepared, job, machine): job for job in jobs}
-        for future in as_completed(waiting):
-            part, which = waiting[future]
-            if (problem := future.exception()) is not None:
-                log(f"not prepared: {part} {which[0]}: {type(problem).__name__}: {problem}")
-            else:
-                log(f"prepared: {part} {which[0]} in {future.result():.0f} s")
-        if (problem := built.exception()) is not None:
-            log(f"no C++ part: {problem}")
+    for _ in range(2):  # once more if a process dies, which ends them all
+        with ProcessPoolExecutor(processes, spawn, initializer=_alone) as pool:
+            built = pool.submit(nk.build_extension)  # the C++ part, for the process that measures
+            waiting = {pool.submit(_prepared, job, machine): job for job in jobs}
+            for future in as_completed(waiting):
+                part, which = job = waiting[future]
+                problem = future.exception()
+                if isinstance(problem, BrokenProcessPool):
+                    continue
+                jobs.remove(job)
+                if problem is None:
+                    log(f"prepared: {part} {which[0]} in {future.result():.0f} s")
+                else:
+                    log(f"not prepared: {part} {which[0]}: {problem}")
+            if built.exception() is not None:
+                log(f"no C++ part: {built.exception()}")
+        if not jobs:
+            break
+        log(f"a process has died, {len(jobs)} jobs are left")
 
 
 def _with_extension() -> bool:
@@ -128,8 +138,9 @@ def _with_extension() -> bool:
         return False
 
 
-def _one_thread() -> None:
+def _alone() -> None:
     torch.set_num_threads(1)
+    os.environ[SWITCH] = "0"  # not one compiler of C++ in each process
 
 
 def _prepared(job: Job, machine: Machine) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import threading
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -235,6 +237,29 @@ def test_without_a_compiler_it_says_so(monkeypatch, tmp_path):
     layer = make("bn")
     step(layer, batch(1))
     assert not replays(step(layer, batch(1)))
+
+
+def test_what_is_built_beside_training_is_loaded_by_who_asks(monkeypatch, tmp_path):
+    """The thread that built it loaded it, too: a script that ended meanwhile was aborted, for
+    Python ends threads in a way that C++ does not allow."""
+    monkeypatch.setattr(build, "_extension", build._Extension())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    builders, loaders = [], []
+
+    def load():
+        loaders.append(threading.current_thread())
+        build._extension.module = "there"
+
+    monkeypatch.setattr(build, "_build", lambda to: builders.append(threading.current_thread()))
+    monkeypatch.setattr(build, "_load", load)
+    assert build.extension() is None or loaders  # the thread may have been quick
+    while not builders:
+        time.sleep(0.01)
+    builders[0].join()
+    assert build.extension() == "there"
+    assert build.extension() == "there"
+    assert loaders == [threading.current_thread()]
+    assert builders != loaders
 
 
 def test_it_can_be_switched_off(monkeypatch):

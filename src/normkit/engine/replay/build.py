@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class _Extension:
         self.module: Any = None
         self.reason = "its C++ part has not been built yet"
         self.started = False
+        self.built: list[Path] = []  # aside, to be loaded by whoever asks next
 
 
 _extension = _Extension()
@@ -49,7 +51,12 @@ def extension(wanted: bool = True) -> Any:
         elif library().exists():
             _load()
         else:
-            threading.Thread(target=_build_and_load, daemon=True).start()
+            # it only builds: a thread that is in C++ code when Python ends ends it with an abort
+            threading.Thread(target=_build_aside, daemon=True).start()
+    if _extension.built and _extension.module is None:
+        with suppress(IndexError):  # another thread was faster
+            _extension.built.pop()
+            _load()
     return _extension.module
 
 
@@ -67,7 +74,8 @@ def build_extension() -> Path:
     """
     _extension.started = True
     if _extension.module is None:
-        _build_and_load()
+        _build_aside()
+        extension()
     if _extension.module is None:
         raise DeviceError(
             f"The C++ part of normkit is not used: {_extension.reason}. Layers work without it; "
@@ -102,11 +110,11 @@ def command(target: Path) -> list[str]:
     ]
 
 
-def _build_and_load() -> None:
+def _build_aside() -> None:
     try:
         if not library().exists():
             _build(library())
-        _load()
+        _extension.built.append(library())
     except (OSError, ImportError, subprocess.SubprocessError) as error:
         _extension.reason = f"it could not be built ({error})"
 
