@@ -204,6 +204,9 @@ def _section(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iter
     if claim.measure in POINTS:
         yield ""
         yield from _left(evidence, claim, rows)
+    if claim.measure in SERIES:
+        yield ""
+        yield from _series(evidence, claim, rows)
     if any(row.answer in (CONTRADICTED, UNSTABLE) for row in rows):
         yield ""
         yield from _why(evidence, claim, rows)
@@ -222,7 +225,7 @@ def _left(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterato
             variant = experiment.variant(name, row.cell)
             runs = [results[run.id] for run in variant.runs(experiment.seeds) if run.id in results]
             lost = [(run, measured(run, claim.measure)) for run in runs]
-            left = [(run.score(experiment.metric) or 0.0) - each for run, each in lost if each]
+            left = [(run.score(experiment.metric) or 0.0) - x for run, x in lost if x is not None]
             means.append(f"{100 * statistics.fmean(left):.2f}" if left else "–")
         if "–" not in means:
             told.append(f"{means[0]} against {means[1]} ({_place(claim, row)})")
@@ -246,18 +249,21 @@ def _why(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator
         yield f"Training loss of the last epoch: {', '.join(told)}; runs lost: {lost}."
     if lost:
         yield f"Lost: {'; '.join(_lost_runs(experiment, results))}."
-    if claim.measure in SERIES:
-        for row in rows:
-            ours, theirs = (
-                _by_epoch(claim.measure, experiment.variant(name, row.cell), experiment, results)
-                for name in (row.variant, row.baseline)
-            )
-            yield (
-                f"By epoch, from before the first on, {where(row.cell)}: {row.variant} {ours}; "
-                f"{row.baseline} {theirs}."
-            )
     if claim.note:
         yield claim.note
+
+
+def _series(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
+    experiment, results = claim_experiment(claim), evidence.results[claim.file]
+    for row in (row for row in rows if row.answer != NOT_RUN):
+        ours, theirs = (
+            _by_epoch(claim.measure, experiment.variant(name, row.cell), experiment, results)
+            for name in (row.variant, row.baseline)
+        )
+        yield (
+            f"By epoch, from before the first on, {where(row.cell)}: {row.variant} {ours}; "
+            f"{row.baseline} {theirs}."
+        )
 
 
 def _lost_runs(experiment: Experiment, results: Mapping[str, Result]) -> Iterator[str]:
