@@ -15,13 +15,14 @@ from normkit.lab.results import Result
 from normkit.lab.statistics import compare
 from tools.evidence.claims import ALL
 from tools.evidence.judge import CONTRADICTED, NOT_RUN, ClaimRow, scores
-from tools.evidence.page import Digits, Evidence
+from tools.evidence.page import Digits, Evidence, where
 from tools.evidence.results import RESULTS
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "docs" / "benchmark-gpu.json"
 NETWORKS = ROOT / "benchmarks" / "results" / "networks-h200.json"
 FILE = "m-worker-batch"
+DAMAGED = "p-damaged-images"
 SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale", "a-resnet18", "l-resnet18")
 WORKER, WARM = "train.worker_batch", "train.warmup"
 NOTHING = "Not measured yet: `python -m tools.evidence.train --out FOLDER {}`."
@@ -79,6 +80,11 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     yield ""
     yield from _by_schedule(evidence)
     yield ""
+    if evidence.results[DAMAGED]:
+        yield "## When images differ from those of training"
+        yield ""
+        yield from _damaged(evidence)
+        yield ""
     yield PRETRAINED
     yield "## By speed and memory"
     yield ""
@@ -210,8 +216,8 @@ def _by_schedule(evidence: Evidence) -> Iterator[str]:
             continue
         for row in rows:
             if row.answer != NOT_RUN:
-                where = ", ResNet-18, 8 epochs" if claim.file.endswith("resnet18") else ""
-                pair = f"{row.variant} against {row.baseline}{where}"
+                network = ", ResNet-18, 8 epochs" if claim.file.endswith("resnet18") else ""
+                pair = f"{row.variant} against {row.baseline}{network}"
                 lines.setdefault(pair, {})[dict(row.cell)[WARM]] = row
     if not lines:
         yield NOTHING.format(" ".join(SCHEDULES))
@@ -227,6 +233,34 @@ def _by_schedule(evidence: Evidence) -> Iterator[str]:
         yield f"| {pair} | " + " | ".join(fields) + " |"
     yield ""
     yield f"    python -m tools.evidence.train --out FOLDER {' '.join(SCHEDULES)}"
+
+
+def _damaged(evidence: Evidence) -> Iterator[str]:
+    """Accuracy on damaged test images, as trained and after adaptation."""
+    experiment, results = evidence.experiments[DAMAGED], evidence.results[DAMAGED]
+    yield "Test accuracy in percent: of the images as they are, then the mean over six kinds of"
+    yield "damage that training has not seen, as trained and after adaptation to each kind, which"
+    yield "takes no labels: `nk.adapt(model, images, prior=0, guard=False)`. Group norms have no"
+    yield "statistics to adapt."
+    yield ""
+    yield "| | images as they are | damaged | damaged, adapted | n |"
+    yield "|---|---:|---:|---:|---:|"
+    for variant in experiment.variants:
+        runs = [results[run.id] for run in variant.runs(experiment.seeds) if run.id in results]
+        last = [run.epochs[-1].measures for run in runs if run.epochs]
+        if not last:
+            continue
+        plain, adapted = (
+            [statistics.fmean(each[name][1:]) for each in last]
+            for name in ("corruption", "corruption_adapted")
+        )
+        clean = [each["corruption"][0] for each in last]
+        fields = " | ".join(
+            f"{100 * statistics.fmean(each):.1f}" for each in (clean, plain, adapted)
+        )
+        yield f"| {variant.name}, {where(variant.cell)} | {fields} | {len(last)} |"
+    yield ""
+    yield f"    python -m tools.evidence.train --out FOLDER {DAMAGED}"
 
 
 def _compared(row: ClaimRow | None) -> str:
