@@ -240,7 +240,7 @@ def _damaged(evidence: Evidence) -> Iterator[str]:
     experiment, results = evidence.experiments[DAMAGED], evidence.results[DAMAGED]
     yield "Test accuracy in percent: of the images as they are, then the mean over six kinds of"
     yield "damage that training has not seen, as trained and after adaptation to each kind, which"
-    yield "takes no labels: `nk.adapt(model, images, prior=0, guard=False)`. Group norms have no"
+    yield "takes no labels: `nk.adapt(model, batches, prior=0, guard=False)`. Group norms have no"
     yield "statistics to adapt."
     yield ""
     yield "| | images as they are | damaged | damaged, adapted | n |"
