@@ -179,7 +179,7 @@ def _networks(run: GpuRun) -> Iterator[str]:
         head = [TITLES[name], str(batches[name])]
         for row in rows:
             if "error" not in row:
-                half = f"{50 * row['spread']:.0f} %"
+                half = f"{50 * row['spread']:.0f} %" if "spread" in row else MISSING
                 memory = [_number(row.get(key)) for key in ("gib", "memory")]
                 numbers = [_rate(row), half, _number(row.get("ratio")), *memory]
                 lines.append([*head, title(row["variant"]), *numbers])

@@ -177,3 +177,15 @@ def test_the_readme_has_a_place_for_figures(tmp_path):
     assert page.with_block(written, path) == written
     with pytest.raises(ValueError, match="lacks the lines"):
         page.with_block("no place", path)
+
+
+def test_the_pages_are_what_the_committed_run_gives():
+    file = command.ROOT / "docs" / "benchmark-gpu.json"
+    pages = {"docs/benchmark-gpu.md": page.gpu_page(file)}
+    readme = (command.ROOT / "README.md").read_text(encoding="utf-8")
+    pages["README.md"] = page.with_block(readme, file)
+    for name, text in pages.items():
+        assert (command.ROOT / name).read_text(encoding="utf-8") == text, (
+            f"{name} differs from the committed run: run python -m benchmarks.gpu --page"
+        )
+    assert json.loads(file.read_text(encoding="utf-8"))["trial"] is False

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.page import GpuRun, title
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import Result
 from normkit.lab.statistics import compare
@@ -20,18 +20,17 @@ from tools.evidence.results import RESULTS
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "docs" / "benchmark-gpu.json"
-NETWORKS = ROOT / "benchmarks" / "results" / "networks-h200.json"
 FILE = "m-worker-batch"
 DAMAGED = "p-damaged-images"
 SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale", "a-resnet18", "l-resnet18")
 WORKER, WARM = "train.worker_batch", "train.warmup"
 NOTHING = "Not measured yet: `python -m tools.evidence.train --out FOLDER {}`."
-# what the tables call them, in code; and in NETWORKS, fused
+# what the tables call them, in code; and in the benchmark, fused
 IN_CODE = {
     "bn": ('`nk.convert(model, "bn")`', "bn-fused"),
     "gn": ('`nk.convert(model, "gn")`', "gn-fused"),
     "gn + ws": ('`nk.recipes.micro_batch(model, "gn").apply()`', ""),
-    "bgn": ("`nk.recipes.bgn(model, batch_size).apply()`", ""),
+    "bgn": ("`nk.recipes.bgn(model, batch_size).apply()`", "bgn"),
     "bcn + ws": ("`nk.recipes.micro_batch(model, micro=False).apply()`", "bcn-fused"),
     "bcn + ws below 128 a worker": (
         "`nk.recipes.micro_batch(model).apply()`, then `nk.follow_learning_rate(model, optimizer)`",
@@ -149,16 +148,14 @@ def _in_short(evidence: Evidence) -> Iterator[str]:
         cost = f"{row['ratio']:.2f} | {row['memory']:.2f}" if row else "– | –"
         yield f"| {name} | {code} | {cost} |"
     yield ""
-    yield "    python -m benchmarks.networks --device cuda --json networks.json"
+    yield "    python -m benchmarks.gpu --parts 'network resnet18-32'"
 
 
 def _network_rows(network: str) -> tuple[dict[str, dict[str, Any]], str]:
-    """By variant, the latest run that has it."""
-    document = json.loads(NETWORKS.read_text(encoding="utf-8"))
-    rows: dict[str, dict[str, Any]] = {}
-    for run in document["runs"]:
-        rows |= {row["variant"]: row for row in run["networks"].get(network, [])}
-    return rows, document["device"]
+    """By variant, those that were measured; and on what."""
+    run = GpuRun(BENCHMARK)
+    rows = run.rows(f"network {network}")
+    return {row["variant"]: row for row in rows if "error" not in row}, run.environment["device"]
 
 
 def _sizes(experiment: Experiment) -> list[Any]:
@@ -273,27 +270,17 @@ def _compared(row: ClaimRow | None) -> str:
 
 
 def _speed() -> Iterator[str]:
-    document = json.loads(BENCHMARK.read_text(encoding="utf-8"))["networks"]
-    rows = {row["network"]: row for row in document["networks"]}
-    base, device = rows["nn.BatchNorm2d"], document["environment"]["device"]
+    rows, device = _network_rows("resnet50-256")
     yield f"A training step of a ResNet-50, batch 256, bfloat16, on one {device}"
     yield "([how, and all layers](benchmark-gpu.md))."
     yield ""
     yield "| norm | images/s | times nn.BatchNorm2d | peak GiB |"
     yield "|---|---:|---:|---:|"
     for name, row in rows.items():
-        rate = row["images_per_second"]
-        ratio, peak = rate / base["images_per_second"], row["peak_bytes"] / 2**30
-        yield f"| {name} | {rate:.0f} | {ratio:.2f} | {peak:.1f} |"
-    others, _ = _network_rows("resnet50-256")
-    for name, row in others.items():
-        if name.endswith("-save"):
-            words = f"{name.removesuffix('-save')}, fused to save inputs"
-            rate, peak = row["images_per_second"], row["gib"]
-            yield f"| {words} | {rate:.0f} | {row['ratio']:.2f} | {peak:.1f} |"
+        rate, ratio, peak = (row[key] for key in ("images_per_second", "ratio", "gib"))
+        yield f"| {title(name)} | {rate:.0f} | {ratio:.2f} | {peak:.1f} |"
     yield ""
     yield 'Short of memory: `nk.fuse(model, save="inputs")` keeps the inputs of norms alone and'
-    yield "makes the rest again in backward; those rows are of another run."
+    yield "makes the rest again in backward."
     yield ""
-    yield "    python -m benchmarks --device cuda --dtype bfloat16 --network 256"
-    yield "    python -m benchmarks.networks --device cuda --json networks.json"
+    yield "    python -m benchmarks.gpu --parts 'network resnet50-256'"
