@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -143,15 +144,22 @@ def _alone() -> None:
     os.environ[SWITCH] = "0"  # not one compiler of C++ in each process
 
 
-def _prepared(job: Job, machine: Machine) -> float:
+def _prepared(job: Job, machine: Machine, attempts: int = 4) -> float:
     start = time.perf_counter()
-    try:
-        parts.prepare(job, machine)
-        return time.perf_counter() - start
-    except Exception as problem:
-        raise RuntimeError(first_line(problem)) from None  # others cannot be sent
-    finally:
-        torch.cuda.empty_cache()
+    while True:
+        try:
+            parts.prepare(job, machine)
+            return time.perf_counter() - start
+        except torch.OutOfMemoryError as problem:  # of so many at a time
+            attempts -= 1
+            if not attempts:
+                raise RuntimeError(first_line(problem)) from None
+        except Exception as problem:
+            raise RuntimeError(first_line(problem)) from None  # others cannot be sent
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
+        time.sleep(5)
 
 
 def read(path: Path) -> dict[str, Any]:
