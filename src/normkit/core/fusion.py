@@ -6,7 +6,8 @@ generic path, ``coefficients(moments)`` on tables, gives the same; a test holds 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -154,7 +155,19 @@ class Mix(NamedTuple):
         return False
 
 
-Fusion = Pool | Gate | Channel | Mix
+class Traced(NamedTuple):
+    """A layer that is in no family, by the list of operations that its coefficients are."""
+
+    parameters: tuple[Tensor, ...]
+    plan: Any  # engine.tracing.TracedPlan
+    statistics: Mapping[str, Tensor | None]  # which its kernels read and update
+    memory: None = None
+
+    def leaves_moments(self, channels: int) -> bool:
+        return False
+
+
+Fusion = Pool | Gate | Channel | Mix | Traced
 
 
 class Depthwise(NamedTuple):
@@ -217,4 +230,6 @@ def graph_family(fusion: Fusion) -> str | None:
         return None if fusion.score is not None or fusion.keeps_gates else "gate"
     if isinstance(fusion, Mix):
         return "mix"
+    if isinstance(fusion, Traced):
+        return None
     return None if fusion.rate is not None else "channel"

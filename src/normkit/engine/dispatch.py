@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from normkit.core.fusion import Depthwise, Description, Pixel, graph_family, has_gaps
+from normkit.core.fusion import Depthwise, Description, Pixel, Traced, graph_family, has_gaps
 from normkit.core.layout import Batch, Channels, Layout, is_channels_last
 from normkit.engine import remaking
 from normkit.engine.torch import passes as torch_passes
@@ -77,6 +77,7 @@ class Path(NamedTuple):
     # ResNet-18 takes 1.1 times as long with them in the same pass, of a narrow one 1.4 times; with
     # them apart, and over the output of the norm, as long as without fusing
     apart: bool = False
+    traced: bool = False  # fused by the layer's own coefficients, compiled: see engine.tracing
 
     @property
     def passes(self) -> Any:
@@ -125,7 +126,7 @@ def decide(
             return Path(decide(x, layout, description.norm).name, obstacle, part=True)
     if has_gaps(description):
         return Path("triton", "its parameters or statistics have gaps in memory")
-    return Path("fused")
+    return Path("fused", traced=isinstance(description, Traced))
 
 
 def decide_weight(

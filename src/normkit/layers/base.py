@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.card import Card
-from normkit.core.fusion import Fusion
+from normkit.core.fusion import Fusion, Traced
 from normkit.core.layout import Channels, Layout, dense
 from normkit.core.messages import channel_hint, title
 from normkit.core.moments import Coefficients, Moments, per_channel
@@ -20,6 +20,7 @@ from normkit.core.precision import statistics_dtype
 from normkit.core.statistics import LayerState, MapResult, Repetition, StateUpdate
 from normkit.core.tracing import node_of
 from normkit.core.trained import DECAYED, NOT_DECAYED, SCALES, FixedMap, ParameterRole, TrainedBN
+from normkit.engine import tracing
 from normkit.engine.dispatch import KERNELS, Path, decide
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed, followed_by
@@ -350,16 +351,22 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
         # parametrized parameters are other tensors at each look: nobody could tell them again
         if self.exchange is not None or "parametrizations" in self._modules:
             return None
-        return self.fusion(x, state)
+        fusion = self.fusion(x, state)
+        if fusion is None and self.uses_moments():
+            fusion = tracing.describe(self, x, state)
+        return fusion
 
     def path(self, x: Tensor, *, compiled: bool | None = None, followed: bool = False) -> Path:
         """Which code computes an input: what ``normalize`` decides, for ``nk.why`` to tell."""
         x = dense(x)
         description = self.description(x, self.state())
         fixed = not self.uses_moments()
-        return decide(
+        path = decide(
             x, self.cells(x), description, fixed=fixed, followed=followed, compiled=compiled
         )
+        if path.name == "triton" and description is None and not fixed:
+            path = path._replace(reason=tracing.obstacle(self, x, self.state()) or path.reason)
+        return path
 
     def run(
         self,
@@ -380,7 +387,8 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
                 activation=activation,
                 record=self.recorded(path, x, state, fusion, activation),
             )
-            self.after_fusion(fusion, state, tables, begin, x)
+            if not isinstance(fusion, Traced):  # whose kernels have written all statistics
+                self.after_fusion(fusion, state, tables, begin, x)
             return y, gates
         y, result = self.mapped(x, state, residual, activation, path)
         self.write(result.update)
@@ -464,12 +472,13 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
 
     def __getstate__(self) -> dict[str, Any]:
         # copies and files are of the layer, not of those who watch it
-        return {**self.__dict__, "listeners": (), "exchange": None, "_replays": None}
+        return {**self.__dict__, "listeners": (), "exchange": None, "_replays": None, "_traced": {}}
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # half() and bfloat16() must not narrow statistics: they would stop moving
         tables = {k: b for k, b in self._buffers.items() if b is not None and b.is_floating_point()}
         super()._apply(fn, recurse)
+        self.__dict__.pop("_traced", None)
         for name, table in tables.items():
             moved = self._buffers[name]
             assert moved is not None

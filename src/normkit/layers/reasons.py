@@ -67,5 +67,7 @@ def why(layer: nn.Module, x: Tensor, *, compiled: bool = False, mask: Tensor | N
     else:
         forced = " (forced)" if dispatch.forced() == "triton" else ""
         made = ", fused" if path.name == "fused" else ", coefficients by torch"
+        if path.traced:
+            made = ", fused, by its own coefficients, compiled"
         text = f"{name} runs on triton{forced}{made}"
     return f"{text}{', its convolution by torch' if path.part else ''}{reason}."

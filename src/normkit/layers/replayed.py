@@ -74,4 +74,6 @@ class Replayed:
         if name != "training" and self.__dict__.get("_replays") is not None:
             self.__dict__["_replays"] = None
             self.__dict__["_unrecorded"] = self.__dict__.get("_unrecorded", 0) + 1
+        if name != "training":
+            self.__dict__.pop("_traced", None)  # plans are of the options that there were
         super().__setattr__(name, value)

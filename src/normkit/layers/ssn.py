@@ -78,25 +78,27 @@ class SSN(SN):
 
     def mixture(self, weight: Tensor) -> Tensor:
         """Weights that sum to one, at the present radius."""
-        name = "mean" if weight is self.mean_weight else "var"
-        return self._share(name, self.state(), self.radius)
+        which = 0 if weight is self.mean_weight else 1
+        return self._shares(self.state(), self.radius)[which]
 
     def shares(self, state: LayerState) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         radius = state["radius"]
         if state.training and self.anneal_steps is not None:
             seen = state["num_batches_tracked"].to(radius.dtype)
             radius = self.full_radius * (seen / self.anneal_steps).clamp(max=1).expand_as(radius)
-        mean, var = (self._share(name, state, radius) for name in ("mean", "var"))
+        both = self._shares(state, radius)
+        mean, var = both
         if not state.training:
             return mean, var, {}
-        kept = {"radius": radius}
-        for name, share in (("mean", mean.detach()), ("var", var.detach())):
-            # once it is a single one it stays that one
-            choice = state[f"{name}_choice"]
-            kept[f"{name}_choice"] = torch.where(share.max() == 1, share, choice)
+        kept, settled = {"radius": radius}, both.detach()
+        single = settled.amax(1) == 1  # once it is a single one it stays that one
+        for i, name in enumerate(("mean_choice", "var_choice")):
+            kept[name] = torch.where(single[i], settled[i], state[name])
         return mean, var, kept
 
-    def _share(self, name: str, state: LayerState, radius: Tensor) -> Tensor:
-        weight, choice = getattr(self, f"{name}_weight"), state[f"{name}_choice"]
+    def _shares(self, state: LayerState, radius: Tensor) -> Tensor:
+        """Of the mean and of the variance: (2, K), in one go, for a GPU starts each operation."""
+        choice = torch.stack([state["mean_choice"], state["var_choice"]])
+        weight = torch.stack([self.mean_weight, self.var_weight])
         share = sparsestmax(weight.to(choice.dtype), radius)
-        return torch.where(choice.any(), choice, share)
+        return torch.where(choice.any(1, keepdim=True), choice, share)

@@ -1,7 +1,8 @@
 """A whole layer with its coefficients in one kernel each way: the autograd function.
 
 Three launches forward (moments, coefficients, map), three backward (sums, coefficients, dx). What
-is peculiar to a family stands in its file: pool, gate, channel, mix.
+is peculiar to a family stands in its file: pool, gate, channel, mix; traced is that of
+layers without one.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool
+from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool, Traced
 from normkit.core.moments import Moments
 from normkit.core.statistics import Repetition
 from normkit.engine import plain, remaking
 from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
-from normkit.engine.families import channel, gate, mix, pool
+from normkit.engine.families import channel, gate, mix, pool, traced
 from normkit.engine.families.family import ChannelLayout, Family
 from normkit.engine.replay.record import RecordedStep, Recording
 from normkit.engine.triton import passes
@@ -30,6 +31,7 @@ FAMILIES: dict[type, Family] = {
     Gate: gate,
     Channel: channel,
     Mix: mix,
+    Traced: traced,
 }
 
 

@@ -1,0 +1,410 @@
+"""Coefficients of any layer as a few kernels: its own function, traced once and compiled.
+
+``coefficients`` is pure, so the operations that it does on tables can be written down, for moments
+of so many samples and channels, and so can those of its gradient. Inductor makes a few kernels of
+each list where torch would start dozens. Layers of one kind (class and options) and size share a
+``TracedPlan``; it is made where it is first needed, and only on a GPU: on a CPU torch's operations
+on tables cost less than a compiler.
+
+A plan has one table each way, so that the passes over activations read and write it as they do that
+of a family. Forward: scale, shift and center, then the moments, then what the map read of the
+layer's statistics, which may change before the backward. New statistics are written in the same
+kernels. Backward: constant and slope of dx, then the gradients of the parameters.
+
+Whatever cannot be traced or compiled stays as it is, torch's operations, and ``nk.why`` says so.
+``NORMKIT_INDUCTOR=0`` switches it off.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.core.fusion import Traced
+from normkit.core.layout import Batch, Channels, Layout
+from normkit.core.moments import Moments
+from normkit.core.statistics import LayerState, MapResult
+from normkit.engine.dispatch import decide, looked_into
+
+SWITCH = "NORMKIT_INDUCTOR"
+DEVICES = ["cuda"]  # where plans are made
+MOST_PLANS = 8  # of one class and width: options or batch sizes that always change are not compiled
+MOST_OPERATIONS = 600  # that a list may have: a compiler would take minutes for more
+
+_NOT_OPTIONS = frozenset(nn.Module().__dict__) | {"_factory", "_warned", "_traced", "_unrecorded"}
+_PLAIN = (type(None), bool, int, float, str)
+_plans: dict[Any, TracedPlan | str] = {}
+_made: dict[Any, int] = {}  # class and width -> number of plans
+_lock = threading.RLock()
+
+
+class Untraceable(Exception):
+    """What keeps a layer's coefficients from being compiled."""
+
+
+def describe(layer: Any, x: Tensor, state: LayerState) -> Traced | None:
+    """The description of a layer by its own function; None if it has to be torch's operations."""
+    if x.device.type not in DEVICES or looked_into():
+        return None
+    plan = find(layer, x, state)
+    if not isinstance(plan, TracedPlan):
+        return None
+    own = layer._parameters
+    return Traced(tuple([own[name] for name in plan.parameters]), plan, dict(state.statistics))
+
+
+def obstacle(layer: Any, x: Tensor, state: LayerState) -> str:
+    """Why there is no plan, for ``nk.why``."""
+    if x.device.type not in DEVICES:
+        return ""
+    plan = find(layer, x, state)
+    return plan if isinstance(plan, str) else ""
+
+
+def find(layer: Any, x: Tensor, state: LayerState) -> TracedPlan | str:
+    """The plan for an input, made if there is none yet; or what keeps it from being made."""
+    layout = layer.cells(x)
+    one = layout.count == 1  # sizes of one behave in another way than all others
+    size = x.device, layout.rows, layout.columns, type(layout), one, state.training, state.again
+    known = layer.__dict__.setdefault("_traced", {})
+    plan: TracedPlan | str | None = known.get(size)
+    if plan is None:
+        plan = known[size] = _shared(layer, x, layout, state, size)
+        if isinstance(plan, str) and plan == CAPTURING:
+            del known[size]
+    if isinstance(plan, TracedPlan):
+        if layer.listeners or layer.exchange is not None or state.processes is not None:
+            return "someone listens to its moments, or shares them"
+        if not plan.fits(layer, state):
+            return "its tensors are not those that it had"
+    return plan
+
+
+CAPTURING = "a CUDA graph is being captured, and it was not compiled before"
+
+
+def _shared(layer: Any, x: Tensor, layout: Layout, state: LayerState, size: Any) -> Any:
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0 is set"
+    if decide(x, layout).name != "triton":
+        return "the kernels cannot serve its input"
+    try:
+        key = (*kind_of(layer, state), size)
+    except Untraceable as why:
+        return str(why)
+    with _lock:
+        if key in _plans:
+            return _plans[key]
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return CAPTURING
+        width = type(layer), layout.columns
+        _made[width] = _made.get(width, 0) + 1
+        if _made[width] > MOST_PLANS:
+            return f"it had {MOST_PLANS} sets of options and batch sizes already"
+        try:
+            _plans[key] = TracedPlan(layer, layout, state, x.device)
+        except Exception as error:  # whatever a layer or a compiler does: there is torch
+            first = str(error).strip().split("\n")[0][:200]
+            _plans[key] = (
+                f"its coefficients could not be compiled ({first or type(error).__name__})"
+            )
+        return _plans[key]
+
+
+def kind_of(layer: Any, state: LayerState) -> tuple[Any, ...]:
+    """All that the function of a layer depends on, beside its tensors and their sizes."""
+    if type(layer).observe is not _base_of(layer, "observe"):
+        raise Untraceable("it looks at its input beside the moments")
+    if layer._modules:
+        raise Untraceable("it is made of several modules")
+    if state.domain is not None or getattr(layer, "domains", None) is not None:
+        raise Untraceable("it has domains")
+    options = []
+    for name, value in layer.__dict__.items():
+        if name in _NOT_OPTIONS or name in ("listeners", "exchange", "_replays", "_lookers"):
+            continue
+        if not isinstance(value, (*_PLAIN, tuple, frozenset)):
+            raise Untraceable(f"its attribute {name} is no plain value")
+        options.append((name, value))
+    tensors = [
+        (name, t.shape, t.dtype)
+        for table in (layer._parameters, layer._buffers)
+        for name, t in table.items()
+        if t is not None
+    ]
+    return type(layer), tuple(options), tuple(tensors)
+
+
+def _base_of(layer: Any, name: str) -> Any:
+    """The method of the class that is last in the order to have it."""
+    return [vars(c)[name] for c in type(layer).__mro__ if name in vars(c)][-1]
+
+
+class TracedPlan:
+    """The lists of operations of one kind of layer, for tables of one size."""
+
+    def __init__(
+        self,
+        layer: Any,
+        layout: Layout,
+        state: LayerState,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        compiler: Callable[..., Any] | None = None,
+    ) -> None:
+        if not isinstance(layout, Batch | Channels) or getattr(layout, "strips", 1) > 1:
+            raise Untraceable("its cells are not whole channels")
+        self.size = layout.rows, layout.columns
+        self.period = layout.rows * layout.columns
+        self.parameters = [n for n, p in layer._parameters.items() if p is not None]
+        self.buffers = [n for n, b in state.statistics.items() if b is not None]
+        given = self._tensors(layer, state)
+        self.types = [(t.shape, t.dtype) for t in given]
+        self.compiler = compiler or inductor
+        tracer = _Tracer(layer, state, self, layout.count, device, dtype)
+        self.seen = tracer.read_statistics()
+        self.begin = 5 * self.period  # of what was read, in the table of the forward
+        self.forward_list, self.backward_list = tracer.forward(), tracer.backward()
+        self.mode = tracer.mode
+        self.run_forward = self.compiler(self.forward_list, self.mode)
+        self.run_backward: Callable[..., Any] | None = None  # once there is a backward
+
+    def _tensors(self, layer: Any, state: LayerState) -> list[Tensor]:
+        kept = state.statistics
+        return [
+            *(layer._parameters[name] for name in self.parameters),
+            *(kept[name] for name in self.buffers),  # type: ignore[misc]
+        ]
+
+    def fits(self, layer: Any, state: LayerState) -> bool:
+        """Whether the layer's tensors are of the types that the kernels were made for."""
+        own = layer._buffers
+        for name, table in state.statistics.items():
+            if table is not own[name]:  # copies that a checkpoint left: not to be written to
+                return False
+        for t, (shape, dtype) in zip(self._tensors(layer, state), self.types, strict=True):
+            if t.shape != shape or t.dtype != dtype or not t.is_contiguous():
+                return False
+        return True
+
+    def forward(
+        self, moments: Tensor, count: int, parameters: Sequence[Tensor], buffers: Sequence[Tensor]
+    ) -> Tensor:
+        """The table of the forward, from moments (2, rows · columns). Writes new statistics."""
+        with torch.no_grad():
+            (made,) = self.run_forward([count, moments, *parameters, *buffers])
+        return made  # type: ignore[no-any-return]
+
+    def backward(
+        self, sums: Tensor, tables: Tensor, count: int, parameters: Sequence[Tensor]
+    ) -> Tensor:
+        """The table of the backward, from Σ g·(x − center) and Σ g."""
+        run = self.run_backward
+        if run is None:
+            run = self._compile_backward(sums)
+        with torch.no_grad():
+            (made,) = run([count, sums, tables, *(p.detach() for p in parameters)])
+        return made  # type: ignore[no-any-return]
+
+    def _compile_backward(self, sums: Tensor) -> Callable[..., Any]:
+        if sums.is_cuda and torch.cuda.is_current_stream_capturing():
+            return interpreted(self.backward_list, self.mode)
+        with _lock:
+            try:
+                self.run_backward = self.compiler(self.backward_list, self.mode)
+            except Exception:  # what the forward gave stays: the same operations, by torch
+                self.run_backward = interpreted(self.backward_list, self.mode)
+        return self.run_backward
+
+    def statistics(self, tables: Tensor) -> dict[str, Tensor]:
+        """What the map read of the layer's statistics, as it was."""
+        result, at = {}, self.begin
+        for name, (shape, dtype) in self.seen.items():
+            size = shape.numel()
+            result[name] = tables[at : at + size].view(shape).to(dtype)
+            at += size
+        return result
+
+
+class _Reading(dict):  # type: ignore[type-arg]
+    """Statistics that remember which of them were asked for."""
+
+    def __init__(self, tables: dict[str, Any]) -> None:
+        super().__init__(tables)
+        self.asked: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked[name] = None
+        return super().__getitem__(name)
+
+
+class _Tracer:
+    """Writes down what a layer does with tables of symbols' sizes."""
+
+    def __init__(
+        self,
+        layer: Any,
+        state: LayerState,
+        plan: TracedPlan,
+        count: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        from torch._dynamo.source import ConstantSource
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+        self.layer, self.state, self.plan = layer, state, plan
+        self.device, self.dtype = device, dtype
+        shapes = ShapeEnv(duck_shape=False)
+        self.mode: Any = FakeTensorMode(shape_env=shapes)
+        self.count = count
+        if count != 1:  # maps of every size share a plan
+            source = ConstantSource("count")
+            symbol = shapes.create_symbol(count, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+            self.count = shapes.create_symintnode(symbol, hint=count, source=source)
+        self.own = [self.fake(t) for t in plan._tensors(layer, state)]
+
+    def fake(self, like: Tensor) -> Tensor:
+        with self.mode:
+            return torch.empty(like.shape, dtype=like.dtype, device=self.device)
+
+    def table(self, *size: int) -> Tensor:
+        with self.mode:
+            return torch.empty(size, dtype=self.dtype, device=self.device)
+
+    def computed(
+        self,
+        moments: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        statistics: dict[str, Any],
+        again: bool,
+        count: Any,
+    ) -> tuple[Any, MapResult]:
+        """The layer's own function, of a layer that has these tensors in place of its own."""
+        layer = object.__new__(type(self.layer))
+        layer.__dict__.update(self.layer.__dict__)
+        own = dict(self.layer._parameters)
+        own.update(zip(self.plan.parameters, parameters, strict=True))
+        layer.__dict__.update(_parameters=own, _buffers=dict(statistics), _replays=None)
+        state = LayerState(self.state.training, statistics, again)
+        result = layer.compute(Moments(*moments, count), state)
+        if result.gate is not None:
+            raise Untraceable("its gates are kept")
+        map = result.map.each(lambda table: table.expand(self.plan.size))
+        return layer, result._replace(map=map)
+
+    def named(self, buffers: Sequence[Any]) -> dict[str, Any]:
+        nothing = {name: None for name in self.state.statistics}
+        return {**nothing, **dict(zip(self.plan.buffers, buffers, strict=True))}
+
+    def read_statistics(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Which statistics the map is made of: the layer asks for them in a repeated forward."""
+        plan, count = self.plan, len(self.plan.parameters)
+        statistics = _Reading(self.named(self.own[count:]))
+        moments = [self.table(*plan.size) for _ in range(2)]
+        with self.mode, torch.no_grad():
+            self.computed(moments, self.own[:count], statistics, True, self.count)
+        asked = {name: statistics[name] for name in list(statistics.asked)}
+        for name, table in asked.items():
+            if table.dtype not in (self.dtype, torch.int64, torch.bool):
+                raise Untraceable(f"its buffer {name} is of {table.dtype}")
+        return {name: (table.shape, table.dtype) for name, table in asked.items()}
+
+    def forward(self) -> Any:
+        plan, own = self.plan, len(self.plan.parameters)
+
+        def function(count: Any, moments: Tensor, *tensors: Tensor) -> tuple[Tensor]:
+            given = moments.view(2, *plan.size).unbind()
+            statistics = self.named(tensors[own:])
+            layer, result = self.computed(given, tensors[:own], statistics, self.state.again, count)
+            zero = torch.zeros_like(result.map.scale)
+            parts = [zero if t is None else t for t in result.map]
+            parts += [*given, *(statistics[name].to(self.dtype) for name in plan.seen)]
+            made = torch.cat([part.reshape(-1).to(self.dtype) for part in parts])
+            if result.update is not None and not self.state.again:
+                layer._write(result.update)
+            return (made,)
+
+        with torch.no_grad():
+            return self.traced(function, self.table(2 * plan.period), *self.own)
+
+    def backward(self) -> Any:
+        plan, own = self.plan, len(self.plan.parameters)
+        kept = sum(shape.numel() for shape, _ in plan.seen.values())
+
+        def function(count: Any, sums: Tensor, tables: Tensor, *parameters: Tensor) -> Any:
+            size, period = plan.size, plan.period
+            cut = [tables[i * period : (i + 1) * period].view(size) for i in range(5)]
+            wanted = [t.detach().requires_grad_() for t in (*cut[3:], *parameters)]
+            da, db = sums.view(2, *size).unbind()
+            with torch.enable_grad():
+                seen = {**self.named([None] * len(plan.buffers)), **plan.statistics(tables)}
+                absent = {n: t for n, t in zip(plan.buffers, self.own[own:], strict=True)}
+                known = {n: absent[n] if t is None and n in absent else t for n, t in seen.items()}
+                _, result = self.computed(wanted[:2], wanted[2:], known, True, count)
+                outer = da, db, -cut[0] * db
+                pairs = [
+                    (table, grad)
+                    for table, grad in zip(result.map, outer, strict=True)
+                    if table is not None and table.requires_grad
+                ]
+                tables_, grads = zip(*pairs, strict=True)
+                found = torch.autograd.grad(tables_, wanted, grads, allow_unused=True)
+            back = [
+                torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)
+            ]
+            slope = 2 * back[1] / count
+            constant = back[0] / count - (cut[3] - cut[2]) * slope
+            flat = [constant, slope, *back[2:]]
+            return (torch.cat([t.detach().reshape(-1).to(self.dtype) for t in flat]),)
+
+        return self.traced(
+            function, self.table(2 * plan.period), self.table(plan.begin + kept), *self.own[:own]
+        )
+
+    def traced(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
+        from torch._dispatch.python import enable_python_dispatcher
+        from torch._inductor.decomposition import select_decomp_table
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        device = self.device.type
+        autocast = torch.autocast(device, enabled=False) if device == "cuda" else nullcontext()
+        with autocast, self.mode, enable_python_dispatcher():
+            trace = make_fx(function, decomposition_table=select_decomp_table())
+            graph = trace(self.count, *tensors)
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        nodes = list(graph.graph.nodes)
+        if any(node.op == "get_attr" for node in nodes):
+            raise Untraceable("it reads a tensor that is neither parameter nor statistic")
+        operations = sum(node.op == "call_function" for node in nodes)
+        if operations > MOST_OPERATIONS:
+            raise Untraceable(f"its coefficients are {operations} operations")
+        return graph
+
+
+def inductor(graph: Any, mode: Any) -> Callable[..., Any]:
+    """Kernels by Inductor for a list of operations; called with a list of arguments."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+    from torch._inductor.virtualized import V
+
+    inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)), torch.no_grad():
+        compiled: Callable[..., Any] = compile_fx_inner(
+            graph, inputs, cudagraphs=BoxedBool(False), is_inference=True
+        )
+    return compiled
+
+
+def interpreted(graph: Any, mode: Any) -> Callable[..., Any]:
+    """The same operations by torch, one after the other."""
+    return lambda arguments: graph(*arguments)

@@ -1,0 +1,228 @@
+"""Coefficients of layers without a family: traced, they are the layer's own."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normkit as nk
+from normkit.core.moments import Coefficients, Moments
+from normkit.engine import tracing
+from normkit.engine.tracing import TracedPlan, interpreted
+from normkit.layers.base import Normalizer
+
+interpreter = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available(),
+    reason="needs Triton's interpreter or a GPU",
+)
+
+# layers that no family makes, with options that take other ways through their coefficients
+LAYERS: list[tuple[str, dict[str, Any]]] = [
+    ("gbgn", {"groups": 2}),
+    ("gbgn", {"groups": 4, "examples_per_group": 4}),
+    ("ghost_bn", {"virtual_batch": 4}),
+    ("ghost_bn", {"virtual_batch": 4, "momentum": None, "running_var_correction": 0}),
+    ("ibn", {"ratio": 0.25}),
+    ("ssn", {}),
+    ("ssn", {"anneal_steps": 4, "unbiased": True}),
+    ("dn", {"batch": 2, "start": "bn"}),
+    ("dn", {"start": "gn", "groups": 4}),
+    ("shifted_bn", {"mean_spread": 1.0, "std_spread": 0.3}),
+    ("bcn", {"virtual_batch": 4, "groups": 2}),
+    ("bcn", {"micro": True, "update_rate": 0.1, "update_every": "step", "groups": 2}),
+    ("batch_renorm", {"virtual_batch": 4}),
+    ("rms", {}),
+]
+IDS = [f"{name}-{'-'.join(map(str, options))}" for name, options in LAYERS]
+
+
+def made(name: str, options: dict[str, Any], dtype: torch.dtype = torch.float64) -> Normalizer:
+    """A layer with parameters and statistics off their start, where many terms are 0 or 1."""
+    layer: Normalizer = nk.make(name, 8, **options, dtype=dtype)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+        for kept in ("running_mean", "running_var"):
+            if getattr(layer, kept, None) is not None:
+                getattr(layer, kept).add_(0.3 * torch.rand_like(getattr(layer, kept)))
+    return layer
+
+
+@pytest.fixture
+def traced_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TracedPlan]]:
+    """Plans are made for tensors of the CPU as well, their operations by torch."""
+    plans: list[TracedPlan] = []
+    usual = TracedPlan.__init__
+
+    def remembered(self: TracedPlan, *args: Any) -> None:
+        usual(self, *args)
+        plans.append(self)
+
+    monkeypatch.setattr(tracing, "DEVICES", ["cpu", "cuda"])
+    monkeypatch.setattr(tracing, "inductor", interpreted)
+    monkeypatch.setattr(tracing, "_plans", {})
+    monkeypatch.setattr(tracing, "_made", {})
+    monkeypatch.setattr(TracedPlan, "__init__", remembered)
+    with nk.use_backend("triton"):
+        yield plans
+
+
+def plan_of(layer: Normalizer, x: Tensor, compiler: Any = interpreted) -> TracedPlan:
+    return TracedPlan(layer, layer.cells(x), layer.state(), x.device, torch.float64, compiler)
+
+
+def stepped(layer: Normalizer, x: Tensor, plan: TracedPlan) -> tuple[list[Tensor], Tensor]:
+    """Output and gradients of Σ y·w by a plan, and by hand what the passes do around it."""
+    layout = layer.cells(x)
+    w = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape)
+    rows, columns = plan.size
+    cells = x.transpose(0, 1).reshape(1, columns, -1) if rows == 1 else x.flatten(2)
+    weight = w.transpose(0, 1).reshape(1, columns, -1) if rows == 1 else w.flatten(2)
+    mean = cells.mean(2)
+    var = (cells - mean[..., None]).square().mean(2)
+    own = [p.detach() for p in layer._parameters.values() if p is not None]
+    kept = [b for b in layer.state().statistics.values() if b is not None]
+    moments = torch.cat([mean.flatten(), var.flatten()])
+    tables = plan.forward(moments, layout.count, own, kept)
+    scale, shift, center = tables[: 3 * plan.period].view(3, rows, columns, 1)
+    apart = cells - center
+    y = scale * apart + shift
+    sums = torch.cat([(weight * apart).sum(2).flatten(), weight.sum(2).flatten()])
+    back = plan.backward(sums, tables, layout.count, own)
+    constant, slope = back[: 2 * plan.period].view(2, rows, columns, 1)
+    dx = scale * weight + constant + slope * apart
+    if rows == 1:
+        y, dx = (t.view(columns, x.shape[0], -1).transpose(0, 1) for t in (y, dx))
+    return [y.reshape(x.shape), dx.reshape(x.shape), back[2 * plan.period :]], w
+
+
+@pytest.mark.parametrize(("name", "options"), LAYERS, ids=IDS)
+def test_a_traced_step_is_the_layers_own(name: str, options: dict[str, Any]) -> None:
+    layer = made(name, options)
+    other = copy.deepcopy(layer)
+    x = torch.randn(8, 8, 5, 3, dtype=torch.float64) + 1
+    plan = plan_of(layer, x)
+    for step in range(2):  # the second starts from the statistics that the first has written
+        grown = x[..., : 3 - step].contiguous() * (1 + step)  # and maps of any size share a plan
+        (y, dx, found), w = stepped(layer, grown, plan)
+        leaf = grown.clone().requires_grad_()
+        own = [p for p in other.parameters()]
+        expected = other(leaf)
+        dleaf, *grads = torch.autograd.grad((expected * w).sum(), [leaf, *own], allow_unused=True)
+        torch.testing.assert_close(y, expected.detach())
+        torch.testing.assert_close(dx, dleaf)
+        flat = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, own, strict=True)]
+        torch.testing.assert_close(found, torch.cat([g.flatten() for g in flat]))
+        for (kept, mine), theirs in zip(layer.named_buffers(), other.buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, msg=kept)
+
+
+@interpreter
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_layers_of_one_kind_share_a_plan(
+    format: torch.memory_format, traced_here: list[TracedPlan]
+) -> None:
+    layers = [made("gbgn", {"groups": 2}, torch.float32) for _ in range(2)]
+    for size in (5, 7):
+        for layer in layers:
+            other = copy.deepcopy(layer)
+            x = torch.randn(4, 8, size, size).to(memory_format=format).requires_grad_()
+            residual = torch.randn_like(x)
+            assert nk.why(layer, x).endswith("fused, by its own coefficients, compiled.")
+            y = layer(x, residual, "relu")
+            dx, dweight = torch.autograd.grad(y.square().sum(), [x, layer.weight])
+            with nk.use_backend("torch"):
+                expected = other(x, residual, "relu")
+            found = torch.autograd.grad(expected.square().sum(), [x, other.weight])
+            torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(dx, found[0], rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(dweight, found[1], rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(dict(layer.named_buffers()), dict(other.named_buffers()))
+    assert len(traced_here) == 1
+
+
+@interpreter
+def test_changed_options_and_modes_are_other_plans(traced_here: list[TracedPlan]) -> None:
+    """A plan holds numbers that were attributes: an eps or a momentum set later must count."""
+    layer = made("ibn", {}, torch.float32)
+    x = torch.randn(4, 8, 3, 3)
+    layer(x)
+    layer.eps, layer.momentum = 0.5, 0.7
+    other = copy.deepcopy(layer)
+    y = layer(x)
+    with nk.use_backend("torch"):
+        torch.testing.assert_close(y, other(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer.running_mean, other.running_mean)
+        expected = other.eval()(x)
+    torch.testing.assert_close(layer.eval()(x), expected, rtol=1e-4, atol=1e-5)
+    layer(x[:2])
+    assert len(traced_here) == 4
+    for step in range(20):
+        layer.train().momentum = step / 20  # each step another one: not worth compiling for
+        layer(x)
+    assert len(traced_here) == tracing.MOST_PLANS
+    assert "sets of options" in nk.why(layer, x)
+
+
+class Learned(Normalizer):
+    """What a user might write: mean and variance of all channels, and a bent deviation."""
+
+    card = nk.GN.card
+
+    def coefficients(self, moments: Moments) -> Coefficients:
+        whole = moments.pooled(channels=None)
+        bent = torch.tanh(whole.var).add(self.eps).pow(-0.3)
+        return Coefficients(bent, None, whole.mean).then(self.weight, self.bias)
+
+
+class Looking(Learned):
+    """One that asks what a tensor holds, which nobody can write down."""
+
+    def coefficients(self, moments: Moments) -> Coefficients:
+        if float(moments.var.mean()) < 0:
+            raise ValueError
+        return super().coefficients(moments)
+
+
+@interpreter
+def test_a_layer_of_the_users_own(traced_here: list[TracedPlan]) -> None:
+    x = torch.randn(4, 8, 3, 3, requires_grad=True)
+    for kind, plans in ((Learned, 1), (Looking, 1)):
+        layer = kind(8)
+        y = layer(x)
+        with nk.use_backend("torch"):
+            torch.testing.assert_close(y, layer(x), rtol=1e-4, atol=1e-5)
+        assert len(traced_here) == plans
+    assert "could not be compiled" in nk.why(layer, x)
+
+
+@interpreter
+def test_a_backward_of_a_backward_sees_the_statistics_of_its_forward(
+    traced_here: list[TracedPlan],
+) -> None:
+    layer = made("ssn", {"anneal_steps": 3}, torch.float32)
+    other = copy.deepcopy(layer)
+    x = torch.randn(4, 8, 3, 3)
+
+    def twice(layer: nn.Module) -> Tensor:
+        leaf = x.clone().requires_grad_()
+        y = layer(leaf)
+        layer(leaf * 3)  # the radius has grown before the backward
+        (dx,) = torch.autograd.grad(y.pow(3).sum(), leaf, create_graph=True)
+        return torch.autograd.grad(dx.square().sum(), leaf)[0]
+
+    found = twice(layer)
+    with nk.use_backend("torch"):
+        torch.testing.assert_close(found, twice(other), rtol=1e-3, atol=1e-3)
+
+
+def test_nothing_is_traced_on_a_cpu() -> None:
+    layer, x = made("gbgn", {"groups": 2}), torch.randn(4, 8, 3, 3, dtype=torch.float64)
+    layer(x)
+    assert not layer.__dict__.get("_traced")
