@@ -24,19 +24,13 @@ interpreter = pytest.mark.skipif(
 
 # layers that no family makes, with options that take other ways through their coefficients
 LAYERS: list[tuple[str, dict[str, Any]]] = [
-    ("gbgn", {"groups": 2}),
     ("gbgn", {"groups": 4, "examples_per_group": 4}),
-    ("ghost_bn", {"virtual_batch": 4}),
     ("ghost_bn", {"virtual_batch": 4, "momentum": None, "running_var_correction": 0}),
     ("ibn", {"ratio": 0.25}),
-    ("ssn", {}),
     ("ssn", {"anneal_steps": 4, "unbiased": True}),
     ("dn", {"batch": 2, "start": "bn"}),
-    ("dn", {"start": "gn", "groups": 4}),
     ("shifted_bn", {"mean_spread": 1.0, "std_spread": 0.3}),
-    ("bcn", {"virtual_batch": 4, "groups": 2}),
     ("bcn", {"micro": True, "update_rate": 0.1, "update_every": "step", "groups": 2}),
-    ("batch_renorm", {"virtual_batch": 4}),
     ("rms", {}),
 ]
 IDS = [f"{name}-{'-'.join(map(str, options))}" for name, options in LAYERS]
@@ -112,7 +106,7 @@ def test_a_traced_step_is_the_layers_own(name: str, options: dict[str, Any]) -> 
         grown = x[..., : 3 - step].contiguous() * (1 + step)  # and maps of any size share a plan
         (y, dx, found), w = stepped(layer, grown, plan)
         leaf = grown.clone().requires_grad_()
-        own = [p for p in other.parameters()]
+        own = list(other.parameters())
         expected = other(leaf)
         dleaf, *grads = torch.autograd.grad((expected * w).sum(), [leaf, *own], allow_unused=True)
         torch.testing.assert_close(y, expected.detach())
@@ -124,15 +118,12 @@ def test_a_traced_step_is_the_layers_own(name: str, options: dict[str, Any]) -> 
 
 
 @interpreter
-@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-def test_layers_of_one_kind_share_a_plan(
-    format: torch.memory_format, traced_here: list[TracedPlan]
-) -> None:
+def test_layers_of_one_kind_share_a_plan(traced_here: list[TracedPlan]) -> None:
     layers = [made("gbgn", {"groups": 2}, torch.float32) for _ in range(2)]
-    for size in (5, 7):
+    for size, format in ((3, torch.contiguous_format), (2, torch.channels_last)):
         for layer in layers:
             other = copy.deepcopy(layer)
-            x = torch.randn(4, 8, size, size).to(memory_format=format).requires_grad_()
+            x = torch.randn(4, 8, size, 3).to(memory_format=format).requires_grad_()
             residual = torch.randn_like(x)
             assert nk.why(layer, x).endswith("fused, by its own coefficients, compiled.")
             y = layer(x, residual, "relu")
@@ -148,8 +139,11 @@ def test_layers_of_one_kind_share_a_plan(
 
 
 @interpreter
-def test_changed_options_and_modes_are_other_plans(traced_here: list[TracedPlan]) -> None:
+def test_changed_options_and_modes_are_other_plans(
+    traced_here: list[TracedPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A plan holds numbers that were attributes: an eps or a momentum set later must count."""
+    monkeypatch.setattr(tracing, "MOST_PLANS", 4)
     layer = made("ibn", {}, torch.float32)
     x = torch.randn(4, 8, 3, 3)
     layer(x)
@@ -163,10 +157,10 @@ def test_changed_options_and_modes_are_other_plans(traced_here: list[TracedPlan]
     torch.testing.assert_close(layer.eval()(x), expected, rtol=1e-4, atol=1e-5)
     layer(x[:2])
     assert len(traced_here) == 4
-    for step in range(20):
-        layer.train().momentum = step / 20  # each step another one: not worth compiling for
+    for step in range(3):
+        layer.train().momentum = step / 3  # each step another one: not worth compiling for
         layer(x)
-    assert len(traced_here) == tracing.MOST_PLANS
+    assert len(traced_here) == 4
     assert "sets of options" in nk.why(layer, x)
 
 
@@ -185,7 +179,7 @@ class Looking(Learned):
     """One that asks what a tensor holds, which nobody can write down."""
 
     def coefficients(self, moments: Moments) -> Coefficients:
-        if float(moments.var.mean()) < 0:
+        if float(moments.var.detach().mean()) < 0:
             raise ValueError
         return super().coefficients(moments)
 

@@ -179,7 +179,7 @@ class TracedPlan:
         kept = state.statistics
         return [
             *(layer._parameters[name] for name in self.parameters),
-            *(kept[name] for name in self.buffers),  # type: ignore[misc]
+            *(kept[name] for name in self.buffers),
         ]
 
     def fits(self, layer: Any, state: LayerState) -> bool:
@@ -199,7 +199,7 @@ class TracedPlan:
         """The table of the forward, from moments (2, rows · columns). Writes new statistics."""
         with torch.no_grad():
             (made,) = self.run_forward([count, moments, *parameters, *buffers])
-        return made  # type: ignore[no-any-return]
+        return made
 
     def backward(
         self, sums: Tensor, tables: Tensor, count: int, parameters: Sequence[Tensor]
@@ -210,7 +210,7 @@ class TracedPlan:
             run = self._compile_backward(sums)
         with torch.no_grad():
             (made,) = run([count, sums, tables, *(p.detach() for p in parameters)])
-        return made  # type: ignore[no-any-return]
+        return made
 
     def _compile_backward(self, sums: Tensor) -> Callable[..., Any]:
         if sums.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -232,7 +232,7 @@ class TracedPlan:
         return result
 
 
-class _Reading(dict):  # type: ignore[type-arg]
+class _Reading(dict[str, Any]):
     """Statistics that remember which of them were asked for."""
 
     def __init__(self, tables: dict[str, Any]) -> None:
@@ -294,14 +294,15 @@ class _Tracer:
         own.update(zip(self.plan.parameters, parameters, strict=True))
         layer.__dict__.update(_parameters=own, _buffers=dict(statistics), _replays=None)
         state = LayerState(self.state.training, statistics, again)
-        result = layer.compute(Moments(*moments, count), state)
+        mean, var = moments
+        result = layer.compute(Moments(mean, var, count), state)
         if result.gate is not None:
             raise Untraceable("its gates are kept")
         map = result.map.each(lambda table: table.expand(self.plan.size))
         return layer, result._replace(map=map)
 
     def named(self, buffers: Sequence[Any]) -> dict[str, Any]:
-        nothing = {name: None for name in self.state.statistics}
+        nothing = dict.fromkeys(self.state.statistics)
         return {**nothing, **dict(zip(self.plan.buffers, buffers, strict=True))}
 
     def read_statistics(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -346,7 +347,7 @@ class _Tracer:
             da, db = sums.view(2, *size).unbind()
             with torch.enable_grad():
                 seen = {**self.named([None] * len(plan.buffers)), **plan.statistics(tables)}
-                absent = {n: t for n, t in zip(plan.buffers, self.own[own:], strict=True)}
+                absent = dict(zip(plan.buffers, self.own[own:], strict=True))
                 known = {n: absent[n] if t is None and n in absent else t for n, t in seen.items()}
                 _, result = self.computed(wanted[:2], wanted[2:], known, True, count)
                 outer = da, db, -cut[0] * db
