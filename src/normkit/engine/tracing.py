@@ -35,7 +35,7 @@ from normkit.engine.dispatch import decide, looked_into
 SWITCH = "NORMKIT_INDUCTOR"
 DEVICES = ["cuda"]  # where plans are made
 MOST_PLANS = 8  # of one class and width: options or batch sizes that always change are not compiled
-MOST_OPERATIONS = 600  # that a list may have: a compiler would take minutes for more
+MOST_OPERATIONS = 400  # that a list may have: a compiler would take minutes for more
 
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | {"_factory", "_warned", "_traced", "_unrecorded"}
 _PLAIN = (type(None), bool, int, float, str)
