@@ -79,6 +79,17 @@ LAYERS = """\
 A training step in bfloat16: forward, and backward to the input and all parameters. GPU time
 alone, by CUDA-graph replay, as a multiple of the memory floor: eight passes over the input at the
 rate of a copy ({rate:.2f} TB/s). {missing}: the layer refuses the shape, or cannot be recorded.
+
+bnet and ubn take eight passes as well: a 3×3 kernel reads its neighbours from registers and caches.
+But each value is multiplied 27 times in a step, which takes about as long as its bytes, and ubn
+reads the first 16 samples once more for its score.
+
+gw has no kernel of its own, and eight passes are not its floor. At 32×256×56×56 with 64 groups its
+five products of matrices (covariance, map, and three in backward) are 16 GFLOP: 0.25 ms of float32
+arithmetic at the 67 TFLOP/s of an H200's data sheet, 2.5 times those passes. Newton's five steps are
+45 products of 64×64 matrices, forward and backward, most of which wait for the one before, at 4 µs:
+0.2 ms. Four times the floor would take kernels of its own, on tensor cores, which round what they
+multiply, while this layer computes in float32.
 """
 STRAIGHTFORWARD = """\
 The same at {shape} beside the formula as one would write it in torch: multiples of the floor,
