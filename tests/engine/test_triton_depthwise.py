@@ -45,7 +45,8 @@ def gradients(layer, x, grad):
     return y, *torch.autograd.grad(y, [x, *layer.parameters()], grad)
 
 
-SIZES = [(5, 7), (1, 1), (1, 6), (17, 3), (2, 14)]  # one is cut into rows, one into strips of 7
+# one is cut into rows, the last into strips of 7 and of 8
+SIZES = [(5, 7), (1, 1), (1, 6), (17, 3), (2, 14), (2, 16)]
 # every layer, and every form of a map with and without gates, in one and in two tiles of channels
 GRID = [
     *((name, (3, 4)) for name in CASES if "wide" not in name),

@@ -151,7 +151,7 @@ def _gradients(
     fusion, act, layout, family, period = ctx.given
     n, c = x.shape[:2]
     size, sizes = n * c, _sizes(x, layout, period)
-    cut = _sums_cut(sizes, act)
+    cut = _cut(sizes, act != "none")
     splits = cut.splits
     parts = passes.table(x, 3 * splits * size)
     taps = passes.table(x, 9 * cut.programs * c)
@@ -271,41 +271,31 @@ class _Cut(NamedTuple):
         return self.grid[0] * self.grid[2]
 
 
-def _cut(sizes: tuple[int, ...], strip: int, tile: int = TILE) -> _Cut:
-    """Rows are cut only where there would be too few programs: each cut reads two rows twice."""
+@lru_cache(maxsize=4096)
+def _cut(sizes: tuple[int, ...], writes: bool) -> _Cut:
+    """Rows are cut only where there would be too few programs, for each cut reads two rows twice;
+    then programs are small. In contiguous memory, what ``writes`` has narrow strips: threads side
+    by side must write nearly side by side."""
+    *_, w, _, _, last = sizes
+    strip = 7 if w % 7 == 0 else 8 if w % 8 == 0 else 4  # more spill a thread's registers
+    if not last:
+        return _shared(sizes, 2 if writes else strip, TILE // 2)
+    whole = _shared(sizes, strip, TILE)
+    return whole if whole.grid[2] == 1 else _shared(sizes, strip, TILE // 2)
+
+
+def _shared(sizes: tuple[int, ...], strip: int, tile: int) -> _Cut:
     n, h, w, c, _, last = sizes
     strips = -(-w // strip)
+    lanes = min(passes.power_of_two(n * strips), 32)
+    channels = min(passes.power_of_two(c), tile // lanes)
     if last:
         channels = min(passes.power_of_two(c), CHANNELS)
         lanes = min(passes.power_of_two(n * strips), tile // channels)
-    else:
-        lanes = min(passes.power_of_two(n * strips), 32)
-        channels = min(passes.power_of_two(c), tile // lanes)
     abreast, blocks = -(-n * strips // lanes), -(-c // channels)
     high = -(-h // max(1, min(h // 8, PROGRAMS // (abreast * blocks))))
     grid = abreast, blocks, -(-h // high)
     return _Cut(strips, high, grid, (last, w % strip == 0, strip, lanes, channels), tile // 64)
-
-
-@lru_cache(maxsize=4096)
-def _map_cut(sizes: tuple[int, ...]) -> _Cut:
-    """Of kernels that write: in contiguous memory threads side by side must write side by side."""
-    *_, last = sizes
-    return _cut(sizes, _strip(sizes[2]) if last else 1)
-
-
-@lru_cache(maxsize=4096)
-def _sums_cut(sizes: tuple[int, ...], act: str) -> _Cut:
-    """With an activation there are twice as many values to hold. Small programs, where that
-    spares a cut: what is summed is added up at the end of each."""
-    strip = _strip(sizes[2]) if act == "none" else 4
-    whole = _cut(sizes, strip)
-    return whole if whole.grid[2] == 1 else _cut(sizes, strip, TILE // 2)
-
-
-def _strip(width: int) -> int:
-    """How many columns a thread has at a time; more spill its registers."""
-    return 7 if width % 7 == 0 else 4
 
 
 def _launch(kernel: Any, sizes: tuple[int, ...], cut: _Cut, constants: tuple[int, ...]) -> Launch:
@@ -315,25 +305,25 @@ def _launch(kernel: Any, sizes: tuple[int, ...], cut: _Cut, constants: tuple[int
 
 @lru_cache(maxsize=4096)
 def _forward(sizes: tuple[int, ...], bias: bool, gated: bool, residual: bool, act: int) -> Launch:
-    return _launch(depthwise_kernel, sizes, _map_cut(sizes), (bias, gated, residual, act))
+    return _launch(depthwise_kernel, sizes, _cut(sizes, True), (bias, gated, residual, act))
 
 
 @lru_cache(maxsize=4096)
 def _sums(sizes: tuple[int, ...], act: str) -> Launch:
-    cut = _sums_cut(sizes, act)
+    cut = _cut(sizes, act != "none")
     end = (sizes[2] - 1) % cut.tile[2]
     return _launch(depthwise_sums_kernel, sizes, cut, (end, NUMBERS[act]))
 
 
 @lru_cache(maxsize=4096)
 def _gradient(sizes: tuple[int, ...]) -> Launch:
-    return _launch(depthwise_gradient_kernel, sizes, _map_cut(sizes), ())
+    return _launch(depthwise_gradient_kernel, sizes, _cut(sizes, True), ())
 
 
 @lru_cache(maxsize=4096)
 def _totals(sizes: tuple[int, ...], act: str, gated: bool) -> Launch:
     n, _, _, c, *_ = sizes
-    cut = _sums_cut(sizes, act)
+    cut = _cut(sizes, act != "none")
     depth = min(passes.power_of_two(cut.splits), ROWS)
     runs = -(-n // (ROWS // depth)) if gated else 0
     numbers = n, c, cut.splits, cut.programs
