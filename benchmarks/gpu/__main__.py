@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         together = CompiledNetworks(machine.compiled_case(), machine.device)
     try:
         if machine.device.type == "cuda":
-            prepare(parts.all_jobs(wanted, machine), machine, options.processes, log)
+            jobs = parts.all_jobs(wanted, machine)
+            prepare(jobs, machine, options.processes, min(options.prepare, left()), log)
+            late = {part for part, _ in jobs}  # would be compiled one kernel after the other
+            wanted = [part for part in wanted if part not in late]
             document["cpp"] = _with_extension()
             if "copy_rate" not in document:
                 document["copy_rate"] = step_cost.copy_rate(machine.device)
@@ -107,28 +110,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if missing or wrong else 0
 
 
-def prepare(jobs: list[Job], machine: Machine, processes: int, log: Callable[[str], None]) -> None:
-    """Compile the kernels of all parts, many processes at a time; those that fail do it later."""
+def prepare(
+    jobs: list[Job],
+    machine: Machine,
+    processes: int,
+    seconds: float,
+    log: Callable[[str], None],
+) -> None:
+    """Compile the kernels of all parts, many processes at a time; jobs that are left, for want of
+    seconds, stay in the list. Those that fail are compiled when they are measured."""
     spawn = multiprocessing.get_context("spawn")
+    end = time.perf_counter() + seconds
     for _ in range(2):  # once more if a process dies, which ends them all
-        with ProcessPoolExecutor(processes, spawn, initializer=_alone) as pool:
-            built = pool.submit(nk.build_extension)  # the C++ part, for the process that measures
-            waiting = {pool.submit(_prepared, job, machine): job for job in jobs}
-            for future in as_completed(waiting):
-                part, which = job = waiting[future]
-                problem = future.exception()
-                if isinstance(problem, BrokenProcessPool):
-                    continue
-                jobs.remove(job)
-                if problem is None:
-                    log(f"prepared: {part} {which[0]} in {future.result():.0f} s")
-                else:
-                    log(f"not prepared: {part} {which[0]}: {problem}")
-            if built.exception() is not None:
-                log(f"no C++ part: {built.exception()}")
-        if not jobs:
+        pool = ProcessPoolExecutor(processes, spawn, initializer=_alone)
+        built = pool.submit(nk.build_extension)  # the C++ part, for the process that measures
+        waiting = {pool.submit(_prepared, job, machine): job for job in jobs}
+        try:
+            for future in as_completed(waiting, max(0.0, end - time.perf_counter())):
+                _noted(future, waiting[future], jobs, log)
+        except TimeoutError:
+            for future in waiting:
+                future.cancel()
+        pool.shutdown(cancel_futures=True)  # those under way come to their end
+        for future, job in waiting.items():
+            if future.done() and not future.cancelled() and job in jobs:
+                _noted(future, job, jobs, log)
+        if built.exception() is not None:
+            log(f"no C++ part: {built.exception()}")
+        if not jobs or time.perf_counter() > end:
             break
         log(f"a process has died, {len(jobs)} jobs are left")
+    if jobs:
+        log(f"no time to prepare {', '.join(dict.fromkeys(part for part, _ in jobs))}")
+
+
+def _noted(future: Future[float], job: Job, jobs: list[Job], log: Callable[[str], None]) -> None:
+    problem = future.exception()
+    if isinstance(problem, BrokenProcessPool):
+        return
+    jobs.remove(job)
+    part, which = job
+    what = f"in {future.result():.0f} s" if problem is None else f"not, {problem}"
+    log(f"prepared: {part} {which[0]} {what}")
 
 
 def _with_extension() -> bool:
@@ -225,7 +248,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--parts", nargs="+", default=known, metavar="PART", help="of those below (all)")
     add("--seconds", type=float, default=1e9, help="start no part that would take longer")
     add("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="that compile")
-    add("--turns", type=int, default=7, help="at most, where times differ by 2 %% (%(default)s)")
+    add("--prepare", type=float, default=1e9, metavar="S", help="seconds for compiling kernels")
+    add("--turns", type=int, default=5, help="at most, where times differ by 2 %% (%(default)s)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--commit", help="what this is, where git cannot tell")
     add("--again", action="store_true", help="leave nothing of the file")

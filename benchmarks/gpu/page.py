@@ -84,12 +84,12 @@ bnet and ubn take eight passes as well: a 3×3 kernel reads its neighbours from 
 But each value is multiplied 27 times in a step, which takes about as long as its bytes, and ubn
 reads the first 16 samples once more for its score.
 
-gw has no kernel of its own, and eight passes are not its floor. At 32×256×56×56 with 64 groups its
-five products of matrices (covariance, map, and three in backward) are 16 GFLOP: 0.25 ms of float32
-arithmetic at the 67 TFLOP/s of an H200's data sheet, 2.5 times those passes. Newton's five steps are
-45 products of 64×64 matrices, forward and backward, most of which wait for the one before, at 4 µs:
-0.2 ms. Four times the floor would take kernels of its own, on tensor cores, which round what they
-multiply, while this layer computes in float32.
+gw has no kernel of its own, and eight passes are not its floor. At 32×256×56×56 with 64 groups
+its five products of matrices (covariance, map, and three in backward) are 16 GFLOP: 0.25 ms of
+float32 arithmetic at the 67 TFLOP/s of an H200's data sheet, 2.5 times those passes. Newton's
+five steps are 45 products of 64×64 matrices, forward and backward, most of which wait for the one
+before, at 4 µs: 0.2 ms. Four times the floor would take kernels of its own, on tensor cores,
+which round what they multiply, while this layer computes in float32.
 """
 STRAIGHTFORWARD = """\
 The same at {shape} beside the formula as one would write it in torch: multiples of the floor,

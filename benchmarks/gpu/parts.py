@@ -19,19 +19,21 @@ Job = tuple[str, list[str]]  # of a part, what one process prepares
 
 NETWORK, LAYERS, HOST, COMPILED, LAB = "network ", "layers ", "host", "compiled", "lab"
 FIRST = "128x256x56x56 channels_last"  # where straightforward versions are measured as well
+WRITTEN = ("bn", "gn", "bgn", "rbn", "bcn", "sn", "ubn", "bnet", "pn")  # of these
 SHAPES = (
     FIRST,
-    "128x64x112x112 channels_last",
     "32x256x56x56 channels_last",
     "128x1024x14x14 channels_last",
     "128x2048x7x7 channels_last",
     "2x256x200x304 channels_last",
-    "128x256x56x56 contiguous",
     "128x2048x7x7 contiguous",
+    "128x256x56x56 contiguous",
+    "128x64x112x112 channels_last",
 )
+SMALL, REST = tuple(networks.CASES)[:4], tuple(networks.CASES)[4:]
 TRIAL_SHAPE = "4x32x6x6"
 # seconds on an H200 with kernels on disk: for whoever has little time
-SECONDS = {COMPILED: 20, HOST: 15, NETWORK: 25, LAYERS: 10, LAB: 40}
+SECONDS = {COMPILED: 15, HOST: 15, NETWORK: 18, LAYERS: 10, LAB: 40}
 LAB_IMAGES = 12_800
 
 
@@ -64,25 +66,26 @@ def names() -> list[str]:
     """All parts, in the order in which they are measured."""
     return [
         COMPILED,
-        *(f"{NETWORK}{name}" for name in networks.CASES),
+        *(f"{NETWORK}{name}" for name in SMALL),
         HOST,
-        *(f"{LAYERS}{shape}" for shape in SHAPES),
+        *(f"{LAYERS}{shape}" for shape in SHAPES[:5]),
+        *(f"{NETWORK}{name}" for name in REST),
+        *(f"{LAYERS}{shape}" for shape in SHAPES[5:]),
         LAB,
     ]
 
 
 def estimate(part: str) -> int:
     if part == f"{LAYERS}{FIRST}":
-        return 25
+        return 20
     if part == f"{NETWORK}resnet50-256":
-        return 60
+        return 45
     return next(seconds for start, seconds in SECONDS.items() if part.startswith(start))
 
 
 def all_jobs(wanted: list[str], machine: Machine) -> list[Job]:
-    """Of all parts, the longest first."""
-    found = [job for part in wanted for job in jobs(part, machine)]
-    return sorted(found, key=lambda job: not job[0].startswith((LAYERS, HOST)))
+    """Of all parts, in their order."""
+    return [job for part in wanted for job in jobs(part, machine)]
 
 
 def jobs(part: str, machine: Machine) -> list[Job]:
@@ -90,7 +93,8 @@ def jobs(part: str, machine: Machine) -> list[Job]:
     if part.startswith(NETWORK):
         return [(part, variants) for variants in machine.case(part).norms().values()]
     if part.startswith(LAYERS):
-        return [(part, layer_names())]
+        names = layer_names()
+        return [(part, names[::2]), (part, names[1::2])]
     return [(part, layer_names())] if part == HOST else []
 
 
@@ -108,8 +112,8 @@ def measure(part: str, machine: Machine, log: Callable[[str], None]) -> Rows:
     if part.startswith(NETWORK):
         return networks.measure(machine.case(part), machine.device, machine.turns, log)
     if part.startswith(LAYERS):
-        first = part == f"{LAYERS}{FIRST}"
-        return single.measure(layer_names(), machine.spec(part), min(3, machine.turns), first)
+        written = WRITTEN if part == f"{LAYERS}{FIRST}" else ()
+        return single.measure(layer_names(), machine.spec(part), min(3, machine.turns), written)
     if part == LAB:
         return lab_rows(machine)
     length = 2 if machine.trial else host.LENGTH

@@ -7,6 +7,7 @@ compared, too: a layer that computes something else is not measured but listed.
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ def prepare(names: list[str], spec: InputSpec) -> None:
             timing.training_step(layers.make(name, spec), x, dy)()
 
 
-def measure(names: list[str], spec: InputSpec, repeats: int, straightforward: bool) -> list[Any]:
-    """A row a layer; ``straightforward`` adds that of the formula as one would write it."""
+def measure(names: list[str], spec: InputSpec, repeats: int, written: Sequence[str]) -> list[Any]:
+    """A row a layer; those ``written`` straightforwardly as well are compared with it."""
     x, dy = tensors(spec)
     rows: list[dict[str, Any]] = []
     modules: list[nn.Module] = []
@@ -42,8 +43,8 @@ def measure(names: list[str], spec: InputSpec, repeats: int, straightforward: bo
         try:
             module = _torch(name, spec) or layers.make(name, spec)
             timing.training_step(module, x, dy)()
-            if straightforward:
-                row["difference"] = layers.disagreement(name, spec) if name in names else {}
+            if written:
+                row["difference"] = layers.disagreement(name, spec) if name in written else {}
         except (NormkitError, torch.OutOfMemoryError) as problem:
             row["error"] = first_line(problem)
             continue
@@ -55,11 +56,9 @@ def measure(names: list[str], spec: InputSpec, repeats: int, straightforward: bo
     for row, module in zip(measured, modules, strict=True):
         row["saved_per_input_byte"] = step_cost.saved_bytes(module, x) / spec.input_bytes
     _time(measured, modules, spec, repeats, "")
-    if straightforward:
-        own = [row for row in measured if row["layer"] in names]
-        ours = [module for module in modules if isinstance(module, Normalizer)]
-        for row, layer in zip(own, ours, strict=True):  # one at a time: they need much memory
-            _time([row], [plain(layer)], spec, 1, "straightforward_")
+    for row, layer in zip(measured, modules, strict=True):
+        if row["layer"] in written and isinstance(layer, Normalizer):
+            _time([row], [plain(layer)], spec, 1, "straightforward_")  # alone: it needs much memory
             _free(spec.device)
     return rows
 
