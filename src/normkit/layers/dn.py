@@ -174,17 +174,21 @@ def _linked(
     if gates is None:
         return mean, var
     opened = (gates >= 0).to(mean.dtype) + gates - gates.detach()
+    own: Tensor | float = 0.5
+    theirs: Tensor | float = 0.5
     for i, gate in enumerate(opened):
         m, v = (table.unflatten(1, (-1, 2, 1 << i)) for table in (mean, var))
-        share: Tensor | float = 0.5
         if weight is not None:
             w = weight.unflatten(1, (-1, 2, 1 << i))
             both = w.sum(2, keepdim=True)
-            share = w.to(mean.dtype) / both.clamp(min=1)
+            own = w.to(mean.dtype) / both.clamp(min=1)
+            theirs = own.flip(2)
             weight = torch.where(gates[i] >= 0, both, w).flatten(1)
-        centre = (share * m).sum(2, keepdim=True)
-        within = (share * (v + (m - centre).square())).sum(2, keepdim=True)
+        # of an entry and its partner: what the pair has more than the entry alone
+        apart = m.flip(2) - m
+        square, moved = apart.square(), theirs * apart
+        wider = theirs * (v.flip(2) - v + own * square)
         # the last term is zero for a gate of 0 or 1, but not its gradient
-        var = v + gate * (within - v) + gate * (1 - gate) * (centre - m).square()
-        mean, var = (m + gate * (centre - m)).flatten(1), var.flatten(1)
+        var = v + gate * wider + gate * (1 - gate) * theirs * theirs * square
+        mean, var = (m + gate * moved).flatten(1), var.flatten(1)
     return mean, var
