@@ -20,6 +20,8 @@ from normkit import errors
 if not torch.cuda.is_available():  # kernels are interpreted; Triton reads this when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
     interpreter.quicken()
+else:  # where layers would be compiled: seconds for each size and option that tests try
+    os.environ.setdefault("NORMKIT_INDUCTOR", "0")
 torch.set_num_threads(1)  # sums in one order; and two workers do not fight for two cores
 
 

@@ -79,6 +79,8 @@ def find(layer: Any, x: Tensor, state: LayerState) -> TracedPlan | str:
         if isinstance(plan, str) and plan == CAPTURING:
             del known[size]
     if isinstance(plan, TracedPlan):
+        if plan.obstacle:
+            return plan.obstacle
         if layer.listeners or layer.exchange is not None or state.processes is not None:
             return "someone listens to its moments, or shares them"
         if not plan.fits(layer, state):
@@ -141,6 +143,10 @@ def kind_of(layer: Any, state: LayerState) -> tuple[Any, ...]:
     return type(layer), tuple(options), tuple(tensors)
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200] or type(error).__name__
+
+
 def _base_of(layer: Any, name: str) -> Any:
     """The method of the class that is last in the order to have it."""
     return [vars(c)[name] for c in type(layer).__mro__ if name in vars(c)][-1]
@@ -172,8 +178,10 @@ class TracedPlan:
         self.begin = 5 * self.period  # of what was read, in the table of the forward
         self.forward_list, self.backward_list = tracer.forward(), tracer.backward()
         self.mode = tracer.mode
-        self.run_forward = self.compiler(self.forward_list, self.mode)
+        self.compiled = self.compiler(self.forward_list, self.mode)
+        self.run_forward: Callable[..., Any] | None = None  # once it has been tried
         self.run_backward: Callable[..., Any] | None = None  # once there is a backward
+        self.obstacle = ""
 
     def _tensors(self, layer: Any, state: LayerState) -> list[Tensor]:
         kept = state.statistics
@@ -197,30 +205,40 @@ class TracedPlan:
         self, moments: Tensor, count: int, parameters: Sequence[Tensor], buffers: Sequence[Tensor]
     ) -> Tensor:
         """The table of the forward, from moments (2, rows · columns). Writes new statistics."""
+        given = [count, moments, *(p.detach() for p in parameters), *buffers]
+        if self.run_forward is None:
+            self.run_forward = self._tried(lambda: self.compiled, self.forward_list, given)
         with torch.no_grad():
-            (made,) = self.run_forward([count, moments, *parameters, *buffers])
+            (made,) = self.run_forward(given)
         return made
 
     def backward(
         self, sums: Tensor, tables: Tensor, count: int, parameters: Sequence[Tensor]
     ) -> Tensor:
         """The table of the backward, from Σ g·(x − center) and Σ g."""
-        run = self.run_backward
-        if run is None:
-            run = self._compile_backward(sums)
+        given = [count, sums, tables, *(p.detach() for p in parameters)]
+        if self.run_backward is None:
+            if sums.is_cuda and torch.cuda.is_current_stream_capturing():
+                return self.backward_list(*given)[0]
+            compile = lambda: self.compiler(self.backward_list, self.mode)  # noqa: E731
+            self.run_backward = self._tried(compile, self.backward_list, given)
         with torch.no_grad():
-            (made,) = run([count, sums, tables, *(p.detach() for p in parameters)])
+            (made,) = self.run_backward(given)
         return made
 
-    def _compile_backward(self, sums: Tensor) -> Callable[..., Any]:
-        if sums.is_cuda and torch.cuda.is_current_stream_capturing():
-            return interpreted(self.backward_list, self.mode)
-        with _lock:
-            try:
-                self.run_backward = self.compiler(self.backward_list, self.mode)
-            except Exception:  # what the forward gave stays: the same operations, by torch
-                self.run_backward = interpreted(self.backward_list, self.mode)
-        return self.run_backward
+    def _tried(
+        self, compile: Callable[[], Callable[..., Any]], operations: Any, given: list[Any]
+    ) -> Callable[..., Any]:
+        """Kernels that have run once, on copies; or, if they cannot, the operations by torch."""
+        copies = [t.clone() if isinstance(t, Tensor) else t for t in given]
+        try:
+            with _lock, torch.no_grad():
+                run = compile()
+                run(copies)
+            return run
+        except Exception as error:  # of a compiler or a driver: from now on it is torch's turn
+            self.obstacle = f"its kernels do not run ({_first_line(error)})"
+            return interpreted(operations, self.mode)
 
     def statistics(self, tables: Tensor) -> dict[str, Tensor]:
         """What the map read of the layer's statistics, as it was."""
