@@ -181,8 +181,8 @@ def _linked(
         if weight is not None:
             w = weight.unflatten(1, (-1, 2, 1 << i))
             both = w.sum(2, keepdim=True)
-            own = w.to(mean.dtype) / both.clamp(min=1)
-            theirs = own.flip(2)
+            share = w.to(mean.dtype) / both.clamp(min=1)
+            own, theirs = share, share.flip(2)
             weight = torch.where(gates[i] >= 0, both, w).flatten(1)
         # of an entry and its partner: what the pair has more than the entry alone
         apart = m.flip(2) - m
