@@ -61,11 +61,11 @@ USUAL = ("torch-bn", "torch-gn", "bn", "bn-fused", "gn", "gn-fused", "bcn-fused"
 CASES = {
     "resnet18-32": Case(
         *("resnet18", 32, 128),
-        (*USUAL, "ln", "bcn", "rbn", "rbn-fused", "sn", "bgn", "batch_renorm", "iebn", "ubn"),
+        (*USUAL, "ln", "bcn", "rbn-fused", "sn", "bgn", "ubn"),
     ),
     "resnet50-256": Case(
         *("resnet50", 224, 256),
-        (*USUAL, "bcn", "rbn-fused", "ubn", "ubn-fused", "bn-save", "gn-save", "bcn-save", "bn-ws"),
+        (*USUAL, "ubn", "ubn-fused", "bn-save", "gn-save", "bcn-save"),
     ),
     "efficientnet_b0": Case("efficientnet_b0", 224, 128, (*USUAL, "bn-save")),
     "mobilenet_v3_large": Case("mobilenet_v3_large", 224, 128, (*USUAL, "bn-save")),
