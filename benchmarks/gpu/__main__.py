@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             start = time.perf_counter()
             if part == parts.COMPILED and together is not None:
-                rows = together.measure(machine.turns, log)
+                rows = together.measure(machine.turns, min(600, 0.15 * left()), log)
                 together.close()
             else:
                 rows = parts.measure(part, machine, log)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,7 +20,6 @@ from benchmarks.gpu.networks import Case
 
 VARIANTS = ("torch-bn", "bn-fused", "gn-fused", "bcn-fused")
 CASE = Case("resnet50", 224, 256, VARIANTS)
-LONGEST = 400  # seconds: a network that is not compiled by then is left out
 THREADS = "4"  # of Inductor, in each process
 
 
@@ -40,33 +40,47 @@ class CompiledNetworks:
             self.ends[variant] = here
             self.processes.append(process)
 
-    def wait(self, log: Callable[[str], None] = print) -> list[dict[str, Any]]:
+    def wait(self, seconds: float, log: Callable[[str], None]) -> list[dict[str, Any]]:
         """A row for each network, with its peak or why it could not be compiled."""
-        rows = []
+        rows, deadline = [], time.perf_counter() + seconds
         for variant in self.case.variants:
             row: dict[str, Any] = {"variant": variant}
             end = self.ends[variant]
             try:
-                row |= end.recv() if end.poll(LONGEST) else {"error": f"not after {LONGEST} s"}
+                ready = end.poll(max(0.0, deadline - time.perf_counter()))
+                row |= end.recv() if ready else {"error": f"not compiled {seconds:.0f} s later"}
             except EOFError:
                 row["error"] = "its process has ended"
             if "error" in row:
                 log(f"compiled {variant}: {row['error']}")
-                del self.ends[variant]
+                self.ends.pop(variant).close()
             rows.append(row)
+        self._end(self.late())  # those are not to disturb the others
         return rows
 
-    def measure(self, turns: int, log: Callable[[str], None] = print) -> list[dict[str, Any]]:
-        rows = self.wait(log)
+    def measure(
+        self, turns: int, seconds: float, log: Callable[[str], None]
+    ) -> list[dict[str, Any]]:
+        """In turns, those that are compiled within so many seconds from now."""
+        rows = self.wait(seconds, log)
         timers = {variant: _asker(end) for variant, end in self.ends.items()}
         networks.add_ratios(rows, networks.in_turns(timers, turns), self.case.batch)
         return rows
 
+    def late(self) -> list[Any]:
+        """Processes that nobody waits for any more."""
+        pairs = zip(self.case.variants, self.processes, strict=False)
+        return [process for variant, process in pairs if variant not in self.ends]
+
     def close(self) -> None:
         for end in self.ends.values():
             end.close()
-        for process in self.processes:
-            process.join(5)
+        self._end(self.processes)
+
+    @staticmethod
+    def _end(processes: list[Any]) -> None:
+        for process in processes:
+            process.join(0.5)
             if process.is_alive():
                 process.terminate()
                 process.join()

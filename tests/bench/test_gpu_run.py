@@ -86,7 +86,7 @@ def test_a_compiled_network_answers_from_its_process(monkeypatch):
         threading.Thread(
             target=compiled._serve, args=(case, variant, "cpu", there), daemon=True
         ).start()
-    row, wrong = together.measure(1, lambda text: None)
+    row, wrong = together.measure(1, 60, lambda text: None)
     assert row["images_per_second"] > 0
     assert wrong["error"] == "ValueError: no such norm"
     together.close()
