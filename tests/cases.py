@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +80,28 @@ def inputs(
     return x
 
 
+def within(**axes: Sequence[object]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As pytest.mark.parametrize, for all values and their products in one test: thousands of tests
+    would cost more time to be listed and reported than to be run."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def every_value(*args: Any, **given: Any) -> None:
+            for values in itertools.product(*axes.values()):
+                with noted(*values):
+                    test(*args, **given, **dict(zip(axes, values, strict=True)))
+
+        whole = inspect.signature(test)
+        left = [each for name, each in whole.parameters.items() if name not in axes]
+        every_value.__signature__ = whole.replace(parameters=left)  # type: ignore[attr-defined]
+        return every_value
+
+    return decorate
+
+
 @contextmanager
 def noted(*case: object) -> Iterator[None]:
-    """Says which of many cases in one test has failed; thousands of tests would cost more time to
-    be listed and reported than to be run."""
+    """Says which of many cases in one test has failed."""
     try:
         yield
     except Exception as error:

@@ -111,7 +111,7 @@ def assert_same_step(compiled, twin, layer, x, activation="silu"):
 
 # every family both ways, in each memory, and where it has one in eval mode. Other layers of a
 # family (ln and in of gn's, iebn of rbn's) give the same operators other numbers; what else these
-# may be given, tests of the operators try without a graph around it.
+# may be given, and sizes that are symbols, tests of the operators try without a graph around it.
 LAST = ("bn", "gn", "rbn", "bcn")  # whose cells change with the memory
 GRID = [
     *((name, "split", "channels_last" if name in LAST else "contiguous") for name in FUSED),
@@ -119,15 +119,18 @@ GRID = [
     *((name, "whole", "channels_last") for name in ("bgn", "rbn", "rbn-eval", "bcn", "bcn-eval")),
 ]
 
+ANY_SIZE = {("bn", "split"), ("rbn", "whole"), ("gn", "whole")}  # it takes four times as long
+
 
 @pytest.mark.parametrize(("name", "way", "memory"), GRID)
 def test_one_graph_for_all_sizes(name, way, memory, goes):
     """Output, gradients and buffers of steps of different sizes; traced once."""
+    dynamic = (name, way) in ANY_SIZE
     goes(way)
     layer, recorder = draw(FUSED[name]), Recorder()
     twin = copy.deepcopy(layer)
-    compiled = torch.compile(twin, fullgraph=True, dynamic=True, backend=recorder)
-    for n, size in SIZES:
+    compiled = torch.compile(twin, fullgraph=True, dynamic=dynamic, backend=recorder)
+    for n, size in SIZES if dynamic else SIZES[:1] * 2:
         assert_same_step(compiled, twin, layer, data(n, size, memory))
     assert recorder.count() == 1
     used = {"coefficients" if way == "split" else "fused"}
@@ -141,8 +144,9 @@ def test_one_graph_for_all_sizes(name, way, memory, goes):
 def test_layers_of_no_family_take_their_moments_from_an_operator(name):
     layer, recorder = draw(GENERIC[name]), Recorder()
     twin = copy.deepcopy(layer)
-    compiled = torch.compile(twin, fullgraph=True, dynamic=True, backend=recorder)
-    for n, size in SIZES:
+    dynamic = name == "batch_renorm"
+    compiled = torch.compile(twin, fullgraph=True, dynamic=dynamic, backend=recorder)
+    for n, size in SIZES if dynamic else SIZES[:1] * 2:
         assert_same_step(compiled, twin, layer, data(n, size, "channels_last"))
     assert recorder.count() == 1
     reads_state = {"as_first_seen"} if layer.map_reads_state() else set()
@@ -182,7 +186,7 @@ def test_training_and_evaluation(way, goes):
     assert recorder.count() == 2
 
 
-@pytest.mark.parametrize("name", ["bn", "bgn", "rbn", "bcn"])
+@pytest.mark.parametrize("name", ["bn", "bcn"])
 def test_a_bad_batch_never_enters_a_buffer(name):
     layer, recorder = draw(FUSED[name]), Recorder()
     compiled = torch.compile(layer, fullgraph=True, backend=recorder)
@@ -198,10 +202,9 @@ def test_a_bad_batch_never_enters_a_buffer(name):
 
 
 @pytest.mark.parametrize("way", ["split", "whole"])
-@pytest.mark.parametrize("name", ["bn", "gn"])
-def test_checkpointing_counts_once(name, way, goes):
+def test_checkpointing_counts_once(way, goes):
     goes(way)
-    layer, recorder = draw(FUSED[name]), Recorder()
+    layer, recorder = draw(FUSED["bn"]), Recorder()
     twin = copy.deepcopy(layer)
     compiled = torch.compile(
         lambda x: checkpoint(twin, x, use_reentrant=False), fullgraph=True, backend=recorder
@@ -215,8 +218,7 @@ def test_checkpointing_counts_once(name, way, goes):
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("way", ["split", "whole"])
-@pytest.mark.parametrize("name", ["bn", "gn", "bcn"])
+@pytest.mark.parametrize(("name", "way"), [("bn", "split"), ("gn", "whole"), ("bcn", "whole")])
 def test_gradients_have_the_types_of_their_tensors(name, way, goes):
     """Statistics are float32; what is learned, and what comes in, may be narrower."""
     goes(way)

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import normkit as nk
-from cases import FORMATS, build, every, inputs, label
+from cases import FORMATS, build, every, inputs, label, within
 from normkit.engine.torch import passes as torch_passes
 
 FAMILY = [case for case in every() if build(case).card.family]
@@ -76,8 +76,7 @@ def test_eval_mode_skips_what_it_does_not_need(case, count):
         assert count["moments"] == 0
 
 
-@pytest.mark.parametrize("memory", FORMATS)
-@pytest.mark.parametrize("activation", ["none", "relu"])
+@within(activation=("none", "relu"), memory=FORMATS)
 @pytest.mark.parametrize("case", FAMILY, ids=label)
 def test_only_x_is_kept_for_backward(case, activation, memory):
     """Beside small tables: not x̂, not y, not a mask."""
@@ -98,7 +97,7 @@ def test_only_x_is_kept_for_backward(case, activation, memory):
     assert max(kept.values()) <= whole / 16
 
 
-@pytest.mark.parametrize("memory", FORMATS)
+@within(memory=FORMATS)
 @pytest.mark.parametrize("case", FAMILY, ids=label)
 def test_no_hidden_copies(case, memory, monkeypatch):
     """Forward makes one tensor of x's size, y; backward one, dx. Tiles are smaller."""

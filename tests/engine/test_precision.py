@@ -19,10 +19,11 @@ from normkit.engine.normalize import moments
 
 CHANNELS = 8
 DRAWS = 8
+DRAWS_OF_KERNELS = 3  # interpreted
 FARTHER = 1.5  # times the error of the other
 CHANCE = 2**-22  # relative: two units in the last place,
 CHANCE_OF_KERNELS = 2**-21  # whose sums are short and many: four
-RATIOS = (0.0, 1.0, 10.0, 100.0, 1e3, 1e4)
+RATIOS = (0.0, 10.0, 1e3, 1e4)
 # every layer with every ratio and in both memories, which take turns; the next layer the other way
 TURNS = [
     (name, FORMATS[(i + j) % 2], ratio)
@@ -72,9 +73,9 @@ def draw(ratio, memory, device, size=(6, 7)):
     return tuple(t.to(memory_format=torch.channels_last) for t in (x, grad))
 
 
-def no_worse(mine, theirs, ratio, memory, backend, chance=CHANCE):
+def no_worse(mine, theirs, ratio, memory, backend, chance=CHANCE, draws=DRAWS):
     totals = {}
-    for _ in range(DRAWS):
+    for _ in range(draws):
         x, grad = draw(ratio, memory, DEVICE if backend == "triton" else "cpu")
         with nk.use_backend("torch"):
             truth = step(copy.deepcopy(mine).double(), x.double(), grad.double())
@@ -98,7 +99,7 @@ def test_no_worse_than_straightforward(name, memory, ratio):
     no_worse(layer, plain(copy.deepcopy(layer)), ratio, memory, "torch")
 
 
-@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("ratio", RATIOS[::3])
 @pytest.mark.parametrize("memory", FORMATS)
 @pytest.mark.parametrize("name", TORCH)
 def test_no_worse_than_torch(name, memory, ratio):
@@ -116,7 +117,8 @@ def test_kernels_are_no_worse(name, memory, ratio):
     if name == "gw":
         pytest.skip("gw has no kernels of its own")
     layer = build(name, DEVICE)
-    no_worse(layer, plain(copy.deepcopy(layer)), ratio, memory, "triton", CHANCE_OF_KERNELS)
+    limits = CHANCE_OF_KERNELS, DRAWS_OF_KERNELS
+    no_worse(layer, plain(copy.deepcopy(layer)), ratio, memory, "triton", *limits)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

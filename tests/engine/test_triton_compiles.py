@@ -61,7 +61,7 @@ print(len(compiled))
 
 
 @pytest.mark.parametrize(
-    "names", ["bn gn batch_renorm", "rbn bcn sn", "ubn bnet pn"], ids=lambda names: names
+    "names", ["bn gn batch_renorm rbn", "bcn sn ubn bnet pn"], ids=lambda names: names
 )
 def test_kernels_compile_for_a_gpu(names, tmp_path):
     ran = subprocess.run(

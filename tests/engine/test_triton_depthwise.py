@@ -26,7 +26,6 @@ CASES = {
     "ubn-before": nk.UBN(8, gate="before"),
     "ubn-eval": nk.UBN(8).eval(),
 }
-BOTH = pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
 every_layer = pytest.mark.parametrize("name", CASES)
 
 
@@ -48,15 +47,18 @@ def gradients(layer, x, grad):
 # one is cut into rows, the last into strips of 7 and of 8
 SIZES = [(5, 7), (1, 1), (1, 6), (17, 3), (2, 14), (2, 16)]
 # every layer, and every form of a map with and without gates, in one and in two tiles of channels
-GRID = [
-    *((name, (3, 4)) for name in CASES if "wide" not in name),
+FORMATS = ("contiguous", "channels_last")
+FORMS = [
     *((name, size) for name in ("bnet", "ubn") for size in SIZES),
     *(("bnet-wide", SIZES[3]), ("ubn-wide", (2, 9))),  # the latter also in two tiles of columns
 ]
+GRID = [
+    *((name, (3, 4), FORMATS[i % 2]) for i, name in enumerate(CASES) if "wide" not in name),
+    *((*form, memory) for form in FORMS for memory in FORMATS),
+]
 
 
-@BOTH
-@pytest.mark.parametrize(("name", "size"), GRID)
+@pytest.mark.parametrize(("name", "size", "memory"), GRID)
 def test_equal_to_the_generic_path(name, size, memory):
     """Output, every gradient, every buffer; against the torch backend in float64."""
     layer = layer_of(name)

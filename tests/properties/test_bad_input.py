@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from cases import ACTIVATION, CHANNELS, build, inputs
+from cases import ACTIVATION, CHANNELS, build, inputs, within
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError, UnknownName
 
 POOLING = ["bn", "ghost_bn", "input_norm", "shifted_bn", "rbn", "iebn", "bnet", "ubn", "ibn", "bcn"]
@@ -45,7 +45,7 @@ class TestEveryLayer:
     def test_vector(self, name):
         refused(build((name, {})), torch.randn(CHANNELS), ShapeError, "batch axis")
 
-    @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+    @within(dtype=(torch.int64, torch.uint8, torch.bool, torch.complex64))
     def test_not_floating_point(self, name, dtype):
         refused(build((name, {})), inputs().to(dtype), DtypeError, rf"{dtype}.*float\(\)")
 
@@ -70,7 +70,7 @@ class TestEveryLayer:
             layer(x, None, None)
         assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
 
-    @pytest.mark.parametrize("channels", [0, -1, 2.0, "8", True, None])
+    @within(channels=(0, -1, 2.0, "8", True, None))
     def test_impossible_channels(self, name, channels):
         with pytest.raises(OptionError, match=r"channels to be a positive integer"):
             nk.make(name, channels)
@@ -79,7 +79,7 @@ class TestEveryLayer:
         with pytest.raises(OptionError, match=r"no option 'epz'.*'eps'"):
             nk.make(name, CHANNELS, epz=1e-3)
 
-    @pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf")])
+    @within(eps=(-1e-5, float("nan"), float("inf")))
     def test_impossible_eps(self, name, eps):
         with pytest.raises(OptionError, match="eps"):
             nk.make(name, CHANNELS, eps=eps)

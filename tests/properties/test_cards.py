@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from cases import ACTIVATION, CHANNELS, build, every, inputs, label
+from cases import ACTIVATION, CHANNELS, build, every, inputs, label, within
 from normkit import catalog
 
 
@@ -22,8 +22,7 @@ def trained_bn(dims=2, affine=True):
     return bn
 
 
-@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@within(training=(True, False), affine=(True, False))
 @pytest.mark.parametrize("name", ACTIVATION)
 def test_from_batch_norm(name, training, affine):
     """Same device, type and mode; and equal in eval mode if and only if the card says so."""

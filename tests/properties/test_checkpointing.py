@@ -13,10 +13,11 @@ import weakref
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
-from cases import build, every, inputs, label
+from cases import build, every, inputs, label, within
 
 # those whose training map reads what batches change, set so that it changes from call to call
 CHANGING = [
@@ -69,7 +70,7 @@ def test_two_calls_before_one_backward(case, kind):
         assert torch.equal(mine, other) or mine.isnan().all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@within(kind=tuple(KINDS))
 @pytest.mark.parametrize("case", every(), ids=label)
 def test_two_calls_inside_one_checkpoint(case, kind):
     """The n-th call of a layer is repeated from what the n-th saw."""
@@ -192,15 +193,20 @@ def test_kernels_repeat_themselves_from_what_they_saw():
             assert torch.equal(a, b)
 
 
-GRAPHS = [("bn", {}), ("bn", {"momentum": None}), *CHANGING[:-1]]
+# each way to keep statistics; who asks what was seen first does not know what was seen
+GRAPHS = [
+    (("bn", {"momentum": None}), "outside"),
+    *((CHANGING[i], "outside") for i in (0, 2, 3, 4)),
+    *((case, "inside") for case in (("bn", {}), CHANGING[5])),
+]
 
 
-@pytest.mark.parametrize("where", ["outside", "inside"])
-@pytest.mark.parametrize("case", GRAPHS, ids=label)
+@pytest.mark.parametrize(("case", "where"), GRAPHS, ids=label)
 def test_graphs_that_are_checkpointed(case, where):
     """checkpoint(torch.compile(layer)) counted every batch twice: a graph cannot see, when it is
     made, that it will be repeated. And a model that checkpoints inside could not be one graph."""
     torch.compiler.reset()
+    counters.clear()
     layer = changing(case)
     twin = copy.deepcopy(layer)
     if where == "outside":
@@ -214,6 +220,7 @@ def test_graphs_that_are_checkpointed(case, where):
         call = torch.compile(model, backend="aot_eager", fullgraph=True)
     xs = batches(2)
     assert_all_equal(gradients(call, layer, xs), gradients(twin, twin, xs))
+    assert counters["stats"]["unique_graphs"] == 1
     for (key, mine), other in zip(layer.named_buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(mine, other, msg=key, equal_nan=True)
 

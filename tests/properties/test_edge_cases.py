@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import normkit
+from cases import within
 from known_answers import ANSWERS
 from normkit.errors import NonFiniteWarning, NormkitError
 
@@ -262,7 +263,7 @@ def test_gw_with_many_iterations_approaches_the_exact_root(dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@within(mode=(True, False))
 def test_constant_input_stays_finite(name: str, mode: bool) -> None:
     layer = make(name).train(mode)
     x = torch.full((3, C, 2, 2), 4.0, dtype=torch.float64, requires_grad=True)
@@ -276,7 +277,7 @@ def test_constant_input_stays_finite(name: str, mode: bool) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@within(mode=(True, False))
 def test_every_size_of_map_has_its_known_answer(name: str, mode: bool) -> None:
     layer = make(name).train(mode)
     for step, (n, height, width) in enumerate([(4, 4, 4), (2, 6, 3), (5, 2, 2), (3, 1, 7)]):
@@ -366,8 +367,7 @@ def test_activation_checkpointing_changes_nothing(name: str, options: dict[str, 
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("shape", [(0, C), (0, C, 3, 3)], ids=["table", "maps"])
+@within(mode=(True, False), shape=((0, C), (0, C, 3, 3)))
 def test_no_sample_gives_nothing_and_gradients_of_zero(
     name: str, mode: bool, shape: tuple[int, ...]
 ) -> None:
@@ -391,7 +391,7 @@ TRACKING = [name for name in LAYERS if "running_mean" in make(name).state_dict()
 
 
 @pytest.mark.parametrize("name", [n for n in TRACKING if n != "frozen_bn"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
+@within(value=(float("nan"), float("inf"), -float("inf")))
 def test_a_value_that_is_not_finite_never_reaches_the_buffers(name: str, value: float) -> None:
     layer, bad = make(name), some(4, C, 3, 3)
     layer(some(4, C, 3, 3, seed=1))

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
-from cases import build, every, inputs, label
+from cases import build, every, inputs, label, within
 
-SIZES = {"vector": (), "line": (5,), "map": (4, 3), "volume": (3, 2, 4)}
+SIZES = ((), (5,), (4, 3), (3, 2, 4))
 
 
 def fits(case, size):
@@ -23,8 +23,7 @@ def fits(case, size):
     return not (size == () and options.get("groups", 0) > 8)  # bgn: more groups than values
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
+@within(size=SIZES, training=(True, False))
 @pytest.mark.parametrize("case", every(), ids=label)
 def test_any_rank_and_format(case, size, training):
     """channels_last in, channels_last out, and the numbers of the contiguous run."""
@@ -62,7 +61,7 @@ def test_strided_input(case):
     torch.testing.assert_close(layer(x), twin(x.contiguous()))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@within(dtype=(torch.bfloat16, torch.float16, torch.float32))
 @pytest.mark.parametrize("case", every(), ids=label)
 def test_narrow_types(case, dtype):
     """Statistics in float32: the error is that of rounding input and output once.
@@ -83,7 +82,7 @@ def test_narrow_types(case, dtype):
     assert error <= bound * expected.abs().max()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@within(dtype=(torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("case", every(), ids=label)
 def test_autocast(case, dtype):
     """Under autocast the layer takes the convolution's narrow output and finite gradients flow."""
@@ -101,7 +100,7 @@ def test_autocast(case, dtype):
             assert torch.isfinite(buffer).all() or key == "rate", key
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@within(dtype=(torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("case", every(), ids=label)
 def test_statistics_stay_wide(case, dtype):
     """model.half() narrows parameters, never statistics: in float16 they would stop moving."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from cases import FORMATS, build, every, inputs, label, same_buffers
+from cases import FORMATS, build, every, inputs, label, same_buffers, within
 
 
 def stops_gradients(case):
@@ -41,8 +41,7 @@ def function_of(layer, training, activation="none"):
     return call, [layer.get_parameter(key) for key in names]
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("memory", FORMATS)
+@within(memory=FORMATS, training=(True, False))
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=label)
 def test_gradcheck(case, memory, training):
     layer = build(case)
@@ -63,7 +62,7 @@ def test_gradgradcheck(case):
     assert gradgradcheck(call, everything, fast_mode=True)
 
 
-@pytest.mark.parametrize("activation", ["none", "relu"])
+@within(activation=("none", "relu"))
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=label)
 def test_other_activations(case, activation):
     layer = build(case)
@@ -88,8 +87,7 @@ def test_gradients_of_parameters_alone(case):
 ACTIVATIONS = {"none": lambda y: y, "relu": F.relu, "silu": F.silu}
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("memory", FORMATS)
+@within(memory=FORMATS, activation=tuple(ACTIVATIONS))
 @pytest.mark.parametrize("case", every(), ids=label)
 def test_gradient_of_the_residual(case, memory, activation):
     """What flows into the residual is the gradient before the activation, to 1e-9: gradcheck sees

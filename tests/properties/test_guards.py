@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from cases import build, every, inputs, label
+from cases import build, every, inputs, label, within
 from normkit.errors import NonFiniteWarning
 
 TRACKING = [case for case in every() if "nonfinite_batches" in dict(build(case).named_buffers())]
@@ -20,7 +20,7 @@ def tracks(layer):
     return getattr(layer, "num_batches_tracked", None) is not None
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@within(bad=(float("nan"), float("inf"), -float("inf")))
 @pytest.mark.parametrize("case", TRACKING, ids=label)
 def test_a_bad_batch_never_enters_a_buffer(case, bad):
     layer = build(case)

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import normkit as nk
-from cases import build, every, inputs, label
+from cases import build, every, inputs, label, within
 
 CASES = [case for case in every() if case[1].get("method") != "eigh"]  # its own sensitivity
 
 
-@pytest.mark.parametrize("training", [True, False])
+@within(training=(True, False))
 @pytest.mark.parametrize("case", CASES, ids=label)
 def test_the_same_as_with_these_values_in_float32(case, training):
     """Shares, gates and maps that are made of parameters alone were computed in half precision."""

@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
-from cases import build, every, inputs, label, same_buffers
+from cases import FORMATS, build, every, inputs, label, same_buffers, within
 from normkit import catalog
 from normkit.errors import TransformError
 
@@ -46,7 +46,7 @@ def test_state_dict_round_trip(case):
 
 
 @pytest.mark.parametrize("case", every(), ids=label)
-@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+@within(how=("deepcopy", "pickle"))
 def test_copies_are_independent(case, how):
     layer = build(case)
     layer(inputs())
@@ -80,7 +80,7 @@ def test_eval_changes_nothing(case):
 
 
 @pytest.mark.parametrize("case", every(), ids=label)
-@pytest.mark.parametrize("reentrant", [False, True], ids=["saved_hooks", "reentrant"])
+@within(reentrant=(False, True))
 def test_checkpointing_counts_once(case, reentrant):
     """Activation checkpointing runs forward twice; statistics and gradients must not notice."""
     layer = build(case)
@@ -137,11 +137,11 @@ def test_vmap_over_inputs_with_gaps(case):
     torch.testing.assert_close(mapped, torch.stack([layer(xs[..., i]) for i in range(3)]))
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@within(training=(True, False))
 @pytest.mark.parametrize("case", every(), ids=label)
 def test_many_gradients_at_once(case, training):
     """The passes of backward write into given tensors, which torch cannot do for many at once."""
-    layer, x = build(case).train(training), inputs(2, (2, 2))
+    layer, x = build(case).train(training), inputs(2, (2, 1))
 
     def call(x):
         with same_buffers(layer):
@@ -239,8 +239,8 @@ def test_meta_device(case):
     assert y.device.type == "meta"
 
 
-@pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@within(memory=FORMATS)
+@within(training=(True, False))
 @pytest.mark.parametrize("case", every(), ids=label)
 def test_in_place_activation_afterwards(case, training, memory):
     """nn.ReLU(inplace=True) follows nearly every norm in torchvision and timm.

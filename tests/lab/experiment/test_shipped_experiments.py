@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from normkit.lab import data
-from normkit.lab.experiment import Experiment
 from normkit.lab.experiment.checks import check_models, different_ground
 from normkit.lab.experiment.reading import read, scales
 
@@ -26,44 +25,28 @@ def test_a_file_has_the_published_protocol_one_for_hours_and_a_choice(file: Path
     assert document["scale"] in scales(file)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=IDS)
-def experiment(request: pytest.FixtureRequest) -> Experiment:
-    return read(*request.param)
-
-
-def test_it_says_what_it_asks_where_that_comes_from_and_what_differs(
-    experiment: Experiment,
-) -> None:
+@pytest.mark.parametrize(("file", "scale"), CASES, ids=IDS)
+def test_an_experiment_at_one_of_its_scales(file: Path, scale: str) -> None:
+    experiment = read(file, scale)
+    # it says what it asks, where that comes from and what differs
     assert experiment.question.endswith("?")
     assert experiment.title != experiment.name
     assert experiment.source
     assert len(experiment.difference) > 20
-
-
-def test_its_runs_are_all_different(experiment: Experiment) -> None:
     runs = experiment.runs()
     assert runs
     assert len({run.id for run in runs}) == len(runs)
-    # what is compared is never the same thing twice
+    # what is compared is never the same thing twice, and on the same ground
     for cell in experiment.cells():
         here = [variant for variant in experiment.variants if variant.cell == cell]
         ids = {run.id for variant in here for run in variant.runs(experiment.seeds)}
         assert len(ids) == len(here) * len(experiment.seeds)
-
-
-def test_its_variants_are_compared_on_the_same_ground(experiment: Experiment) -> None:
     assert different_ground(experiment) == []
-
-
-def test_its_data_can_be_asked_for(experiment: Experiment) -> None:
-    for variant in experiment.variants:
+    for variant in experiment.variants:  # its data can be asked for
         data.check(variant.setting.data)
         known = variant.setting.data.name.partition(":")[0]
         assert known in data.names()
-
-
-def test_its_published_numbers_belong_to_variants_and_are_shares(experiment: Experiment) -> None:
-    for published in experiment.published:
+    for published in experiment.published:  # belongs to a variant and is a share
         assert experiment.variant(published.variant, published.cell).name == published.variant
         assert experiment.metric == "loss" or 0 < published.value < 1
 

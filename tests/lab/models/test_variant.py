@@ -46,9 +46,17 @@ def norms(model: nn.Module) -> list[Any]:
 # ---------------------------------------------------------------- every variant trains
 
 
-@pytest.mark.parametrize("name", [*ACTIVATION, *WEIGHT])
-@pytest.mark.parametrize("model", MODELS)
-def test_every_normalizer_in_every_model_trains_a_step(model: str, name: str) -> None:
+# all of them in two models; the others have the same layers in other places, and take turns
+TURNS = [
+    (model, name)
+    for place, model in enumerate(MODELS)
+    for number, name in enumerate([*ACTIVATION, *WEIGHT])
+    if model in ("mlp", "small_cnn") or (number + place) % 3 == 0
+]
+
+
+@pytest.mark.parametrize(("model", "name"), TURNS)
+def test_every_normalizer_trains_a_step(model: str, name: str) -> None:
     size = (1, 16, 16)
     setting = Setting(model=MODELS[model], steps=(step(name),))
     x, target = torch.randn(8, *size), torch.arange(8)

@@ -16,7 +16,7 @@ from lab.sweep import pretend
 from lab.sweep.nursery import Nursery
 from normkit.lab.store import Store
 
-KILLS = int(os.environ.get("NORMKIT_KILLS", "20"))
+KILLS = int(os.environ.get("NORMKIT_KILLS", "12"))
 
 
 def test_random_kills(nursery: Nursery, path: Path, journal: Path) -> None:

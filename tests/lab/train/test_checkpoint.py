@@ -65,7 +65,7 @@ def test_killed_at_random_moments(options: dict[str, Any], tmp_path: Path) -> No
     asked = run(epochs=4, **options)
     model = lambda: network(dropout=0.3)  # noqa: E731
     expected = undisturbed(asked, model)
-    for attempt in range(3):
+    for attempt in range(2):
         path = tmp_path / f"{attempt}.pt"
         moments = [random.randint(1, 9) for _ in range(random.randint(1, 4))]
         assert interrupted(asked, model, path, moments) == expected, moments
