@@ -19,7 +19,6 @@ from normkit.engine.normalize import moments
 
 CHANNELS = 8
 DRAWS = 8
-DRAWS_OF_KERNELS = 3  # interpreted
 FARTHER = 1.5  # times the error of the other
 CHANCE = 2**-22  # relative: two units in the last place,
 CHANCE_OF_KERNELS = 2**-21  # whose sums are short and many: four
@@ -73,9 +72,9 @@ def draw(ratio, memory, device, size=(6, 7)):
     return tuple(t.to(memory_format=torch.channels_last) for t in (x, grad))
 
 
-def no_worse(mine, theirs, ratio, memory, backend, chance=CHANCE, draws=DRAWS):
+def no_worse(mine, theirs, ratio, memory, backend, chance=CHANCE):
     totals = {}
-    for _ in range(draws):
+    for _ in range(DRAWS):
         x, grad = draw(ratio, memory, DEVICE if backend == "triton" else "cpu")
         with nk.use_backend("torch"):
             truth = step(copy.deepcopy(mine).double(), x.double(), grad.double())
@@ -110,15 +109,19 @@ def test_no_worse_than_torch(name, memory, ratio):
     no_worse(layer, other, ratio, memory, "torch")
 
 
-@pytest.mark.parametrize(("memory", "ratio"), [("channels_last", 0.0), ("contiguous", 1e4)])
-@pytest.mark.parametrize("name", ACTIVATION)
+@pytest.mark.parametrize(
+    ("name", "memory", "ratio"),
+    [
+        *((name, "contiguous", 1e4) for name in ACTIVATION),  # where digits can be lost
+        *((name, "channels_last", 0.0) for name in ACTIVATION[::2]),
+    ],
+)
 def test_kernels_are_no_worse(name, memory, ratio):
     pytest.importorskip("triton", reason="Triton is not installed")
     if name == "gw":
         pytest.skip("gw has no kernels of its own")
     layer = build(name, DEVICE)
-    limits = CHANCE_OF_KERNELS, DRAWS_OF_KERNELS
-    no_worse(layer, plain(copy.deepcopy(layer)), ratio, memory, "triton", *limits)
+    no_worse(layer, plain(copy.deepcopy(layer)), ratio, memory, "triton", CHANCE_OF_KERNELS)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
