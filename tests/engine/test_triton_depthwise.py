@@ -26,6 +26,8 @@ CASES = {
     "ubn-before": nk.UBN(8, gate="before"),
     "ubn-eval": nk.UBN(8).eval(),
 }
+FORMATS = ("contiguous", "channels_last")
+BOTH = pytest.mark.parametrize("memory", FORMATS)
 every_layer = pytest.mark.parametrize("name", CASES)
 
 
@@ -47,7 +49,6 @@ def gradients(layer, x, grad):
 # one is cut into rows, the last into strips of 7 and of 8
 SIZES = [(5, 7), (1, 1), (1, 6), (17, 3), (2, 14), (2, 16)]
 # every layer, and every form of a map with and without gates, in one and in two tiles of channels
-FORMATS = ("contiguous", "channels_last")
 FORMS = [
     *((name, size) for name in ("bnet", "ubn") for size in SIZES),
     *(("bnet-wide", SIZES[3]), ("ubn-wide", (2, 9))),  # the latter also in two tiles of columns
