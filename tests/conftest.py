@@ -8,6 +8,7 @@ import os
 import random
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 
 import hypothesis
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import interpreter
-from normkit import errors
+from normkit import build_extension, errors
 
 if not torch.cuda.is_available():  # kernels are interpreted; Triton reads this when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -55,6 +56,9 @@ hypothesis.settings.load_profile("normkit")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # once, before others need it: all paths are tested
+        with suppress(errors.DeviceError):  # without a compiler layers do without it
+            build_extension()
     # a test that expects a warning says so with pytest.warns
     for name, found in vars(errors).items():
         if inspect.isclass(found) and issubclass(found, Warning):

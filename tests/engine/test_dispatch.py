@@ -9,8 +9,10 @@ from torch import nn
 import normkit as nk
 from cases import CHANNELS, build, every, inputs, label
 from normkit.engine import plain
+from normkit.engine.cpu import passes as cpp_passes
 from normkit.engine.torch import passes as torch_passes
 from normkit.errors import DtypeError, OptionError
+from normkit.layers.replayed import Replayed
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from normkit.engine.families import depthwise, filters, fused, pixel
@@ -19,6 +21,8 @@ from normkit.engine.triton import passes as triton_passes
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SAID = {
     "torch": "runs on torch",
+    "cpp": "runs in C++, coefficients by torch",
+    "loops": "runs in C++",
     "triton": "runs on triton, coefficients by torch",
     "fused": "runs on triton, fused",
     "expression": "is an expression",
@@ -40,11 +44,16 @@ def ran(monkeypatch):
 
         def call(*args, **kwargs):
             seen.append(path)
-            return real(*args, **kwargs)
+            result = real(*args, **kwargs)
+            if result is None:  # no step like this one was recorded
+                seen.pop()
+            return result
 
         monkeypatch.setattr(module, function, call)
 
     counting(torch_passes, "affine", "torch")
+    counting(cpp_passes, "affine", "cpp")
+    counting(Replayed, "_replayed", "loops")
     counting(triton_passes, "affine", "triton")
     counting(plain, "affine", "expression")
     counting(plain, "pixels", "expression")

@@ -28,7 +28,8 @@ def count(monkeypatch):
 
     for name in PASSES:
         monkeypatch.setattr(torch_passes, name, counting(name, getattr(torch_passes, name)))
-    return seen
+    with nk.use_backend("torch"):
+        yield seen
 
 
 class FullSize(TorchDispatchMode):

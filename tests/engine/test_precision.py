@@ -124,7 +124,17 @@ def test_kernels_are_no_worse(name, memory, ratio):
     no_worse(layer, plain(copy.deepcopy(layer)), ratio, memory, "triton", CHANCE_OF_KERNELS)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("ratio", [0.0, 1e4])
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("name", ["bn", "gn", "in", "rbn", "bcn", "sn"])
+def test_loops_are_no_worse(name, memory, ratio):
+    layer = build(name)
+    if "C++" not in nk.why(layer, torch.randn(2, CHANNELS, 3, 3)):
+        pytest.skip("there is no C++ compiler")
+    no_worse(layer, plain(copy.deepcopy(layer)), ratio, memory, "auto")
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
 @pytest.mark.parametrize("memory", FORMATS)
 def test_equal_values_have_no_variance(memory, backend):
     """However large, and however many: the mean is the value, and the variance is 0."""

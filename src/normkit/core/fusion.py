@@ -167,7 +167,28 @@ class Traced(NamedTuple):
         return False
 
 
-Fusion = Pool | Gate | Channel | Mix | Traced
+class Fixed(NamedTuple):
+    """(x − mean) / √(var + eps) with statistics that are given, of groups of channels; then weight
+    and bias per channel. For a CPU: a GPU takes the generic path, which needs no moments either."""
+
+    eps: float
+    groups: int
+    mean: Tensor
+    var: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    memory: None = None
+
+    @property
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        """What gets a gradient."""
+        return self.weight, self.bias
+
+    def leaves_moments(self, channels: int) -> bool:
+        return False
+
+
+Fusion = Pool | Gate | Channel | Mix | Traced | Fixed
 
 
 class Depthwise(NamedTuple):
@@ -200,6 +221,8 @@ def has_gaps(description: Description) -> bool:
     if isinstance(description, Depthwise):
         own = _dense(description.kernel, description.bias)
         return not own or has_gaps(description.norm)
+    if isinstance(description, Fixed):
+        return not _dense(*description[2:6])
     memory, given = description.memory, getattr(description, "given", None)
     if isinstance(description, Pool):
         ramps = description.ramps
@@ -230,6 +253,6 @@ def graph_family(fusion: Fusion) -> str | None:
         return None if fusion.score is not None or fusion.keeps_gates else "gate"
     if isinstance(fusion, Mix):
         return "mix"
-    if isinstance(fusion, Traced):
+    if isinstance(fusion, Traced | Fixed):
         return None
     return None if fusion.rate is not None else "channel"

@@ -3,6 +3,8 @@
     torch        passes in torch, coefficients as torch operations: any device
     triton       passes in Triton, coefficients as torch operations
     fused        passes and coefficients in Triton: a few launches each way
+    cpp          on a CPU: passes as loops in C++, coefficients as torch operations
+    loops        on a CPU: passes and coefficients as loops in C++
     expression   one differentiable expression, for transforms, tracers and compilers to look into
     moments      in a compiled graph: moments by an operator with kernels, the rest expressions
     split        coefficients by an operator, the map an expression: fused with its neighbours
@@ -28,9 +30,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from normkit.core.fusion import Depthwise, Description, Pixel, Traced, graph_family, has_gaps
+from normkit.core.fusion import (
+    Depthwise,
+    Description,
+    Fixed,
+    Pixel,
+    Traced,
+    graph_family,
+    has_gaps,
+)
 from normkit.core.layout import Batch, Channels, Layout, is_channels_last
 from normkit.engine import remaking
+from normkit.engine.cpu import passes as cpp_passes
+from normkit.engine.replay import build
 from normkit.engine.torch import passes as torch_passes
 from normkit.errors import OptionError, nearest
 
@@ -51,6 +63,7 @@ LONGEST = 8192  # weights of a filter: they stay in registers
 
 # looked up once: every forward asks
 _transforms, _tracing = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
+_modes = torch._C._len_torch_dispatch_stack
 _installed = importlib.util.find_spec("triton") is not None
 
 NAMES = ("auto", "torch", "triton")
@@ -82,7 +95,9 @@ class Path(NamedTuple):
     @property
     def passes(self) -> Any:
         """The passes over activations that this path takes in eager mode."""
-        return _triton()[0] if self.name in ("triton", "fused") else torch_passes
+        if self.name in ("triton", "fused"):
+            return _triton()[0]
+        return cpp_passes if self.name in ("cpp", "loops") else torch_passes
 
 
 def decide(
@@ -101,14 +116,16 @@ def decide(
     what a compiled graph would get.
     """
     if torch.compiler.is_compiling() if compiled is None else compiled:
+        description = None if isinstance(description, Fixed) else description
         return _in_graph(x, layout, description, fixed, followed)
     if looked_into():
         return Path("expression", "a transform or a tracer looks into the arithmetic")
     if _forced == "torch":
         return Path("torch", FORCED)
     if _forced == "auto" and not x.is_cuda:
-        apart = followed and x.is_cpu and not remaking.active()  # what is made in parts is kept
-        return Path("torch", f"the tensor is on {x.device.type}", apart=apart)
+        return _without_gpu(x, layout, description, fixed, followed)
+    if isinstance(description, Fixed):  # nothing to gain: there are no moments
+        description = None
     # a program of pixels takes several, where the grids of the passes might not hold so many
     own = Channels.of(x) if isinstance(description, Pixel) else layout
     obstacle = _obstacle(x, own)
@@ -198,6 +215,33 @@ class _Forced:
     def __exit__(self, *error: object) -> None:
         global _forced
         _forced = self.before
+
+
+# ---------------------------------------------------------------- CPUs, and other devices
+
+
+def _without_gpu(
+    x: Tensor, layout: Layout, description: Description | None, fixed: bool, followed: bool
+) -> Path:
+    obstacle = f"the tensor is on {x.device.type}"
+    if not x.is_cpu:
+        return Path("torch", obstacle)
+    apart = followed and not remaking.active()  # what is made in parts is kept
+    if _modes():
+        return Path("torch", "a mode of torch looks at its operations", apart=apart)
+    if build.extension_on_cpu() is None:
+        return Path("torch", f"{obstacle}, and {build.reason_on_cpu()}", apart=apart)
+    obstacle = cpp_passes.serves(x, layout)
+    if obstacle:
+        return Path("torch", obstacle, apart=apart)
+    part = isinstance(description, Depthwise)
+    if isinstance(description, Depthwise):
+        description = description.norm
+    if description is None or isinstance(description, Pixel):
+        return Path("cpp", "" if fixed else "no loop makes its coefficients", apart=apart)
+    if has_gaps(description):
+        return Path("cpp", "its parameters or statistics have gaps in memory", part, apart)
+    return Path("loops", "", part, apart)
 
 
 # ---------------------------------------------------------------- what keeps Triton from it

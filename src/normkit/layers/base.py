@@ -21,6 +21,7 @@ from normkit.core.statistics import LayerState, MapResult, Repetition, StateUpda
 from normkit.core.tracing import node_of
 from normkit.core.trained import DECAYED, NOT_DECAYED, SCALES, FixedMap, ParameterRole, TrainedBN
 from normkit.engine import tracing
+from normkit.engine.cpu.passes import ACTIVATIONS as IN_LOOPS
 from normkit.engine.dispatch import KERNELS, Path, decide
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed, followed_by
@@ -30,6 +31,8 @@ from normkit.layers.from_training import FromTraining
 from normkit.layers.masking import Masking, mask_in_force
 from normkit.layers.measured import Measured, Refusal
 from normkit.layers.replayed import Replayed
+
+NO_PLANS = {"_replays": None, "_norm_replays": None}
 
 
 class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
@@ -121,7 +124,8 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
             fixed=not self.uses_moments(),
             followed=followed(residual, activation),
         )
-        if self.apart_on_cpu and path.apart and torch.is_grad_enabled():
+        apart = path.apart and not (path.name == "loops" and activation in IN_LOOPS)
+        if self.apart_on_cpu and apart and torch.is_grad_enabled():
             check_epilogue(x, residual, activation)
             return followed_by(self.run(path, x, state, fusion)[0], residual, activation)
         return self.run(path, x, state, fusion, residual, activation)[0]
@@ -358,15 +362,15 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
 
     def path(self, x: Tensor, *, compiled: bool | None = None, followed: bool = False) -> Path:
         """Which code computes an input: what ``normalize`` decides, for ``nk.why`` to tell."""
-        x = dense(x)
-        description = self.description(x, self.state())
+        x, state = dense(x), self.state()
+        description = self.description(x, state)
         fixed = not self.uses_moments()
         path = decide(
             x, self.cells(x), description, fixed=fixed, followed=followed, compiled=compiled
         )
         if path.name == "triton" and description is None and not fixed:
-            path = path._replace(reason=tracing.obstacle(self, x, self.state()) or path.reason)
-        return path
+            path = path._replace(reason=tracing.obstacle(self, x, state) or path.reason)
+        return self.with_loops(path, state, description)
 
     def run(
         self,
@@ -390,6 +394,10 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
             if not isinstance(fusion, Traced):  # whose kernels have written all statistics
                 self.after_fusion(fusion, state, tables, begin, x)
             return y, gates
+        if fusion is not None and self.with_loops(path, state, fusion).name == "loops":
+            made = self.in_loops(path, x, state, fusion, residual, activation)
+            if made is not None:
+                return made if isinstance(made, tuple) else (made, None)
         y, result = self.mapped(x, state, residual, activation, path)
         self.write(result.update)
         return y, result.gate
@@ -472,7 +480,15 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
 
     def __getstate__(self) -> dict[str, Any]:
         # copies and files are of the layer, not of those who watch it
-        return {**self.__dict__, "listeners": (), "exchange": None, "_replays": None, "_traced": {}}
+        x, state = dense(x), self.state()
+        description = self.description(x, state)
+        fixed = not self.uses_moments()
+        path = decide(
+            x, self.cells(x), description, fixed=fixed, followed=followed, compiled=compiled
+        )
+        if path.name == "triton" and description is None and not fixed:
+            path = path._replace(reason=tracing.obstacle(self, x, state) or path.reason)
+        return self.with_loops(path, state, description)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # half() and bfloat16() must not narrow statistics: they would stop moving

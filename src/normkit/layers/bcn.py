@@ -178,7 +178,8 @@ class BCN(BatchNormalizer):
         if not math.isfinite(rate):
             raise OptionError(f"BCN expects a finite update rate, got {rate!r}.")
         self.rate.fill_(min(max(float(rate), 0.0), 1.0))
-        self._rate_known = True
+        if not self._rate_known:  # an attribute that is set forgets recorded steps
+            self._rate_known = True
 
     def blend_weight(self, state: LayerState, counts: Tensor) -> float | Tensor:
         return state["rate"] if self.micro else super().blend_weight(state, counts)

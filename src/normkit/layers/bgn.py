@@ -20,6 +20,7 @@ from normkit.core.trained import TrainedBN
 from normkit.engine import plain
 from normkit.errors import ShapeError
 from normkit.layers.batch import BatchNormalizer
+from normkit.layers.bn import running_map
 from normkit.layers.measured import OWN_STATISTICS, Refusal, grouped
 
 CUT = Refusal("its groups are parts of channels")
@@ -185,8 +186,10 @@ class BGN(BatchNormalizer):
         return pooled if self.virtual_batch is not None else self.shared(pooled, state)
 
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
-        if self.channels % self.groups or not self.pools_all(x):
+        if self.channels % self.groups:
             return None
+        if not self.pools_all(x):
+            return running_map(self, self.groups, self.weight, self.bias)
         memory = self.memory(x.numel() // self.groups, state)
         return Pool("batch", self.eps, self.groups, self.weight, self.bias, memory)
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from normkit.core.card import Card
-from normkit.core.fusion import Fusion, Pool
+from normkit.core.fusion import Fixed, Fusion, Pool
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import ParameterRole, TrainedBN
@@ -66,8 +66,10 @@ class BN(BatchNormalizer):
         return MapResult(self.affine_map(statistics.standardizing(self.eps)), update)
 
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
-        if self.form != "standard" or not self.pools_all(x):
+        if self.form != "standard":
             return None
+        if not self.pools_all(x):
+            return running_map(self, self.channels, self.weight, self.bias)
         memory = self.memory(x.numel() // self.channels, state)
         return Pool("batch", self.eps, self.channels, self.weight, self.bias, memory)
 
@@ -104,3 +106,13 @@ class BN(BatchNormalizer):
     def gamma(self) -> Tensor | Refusal | None:
         inner = self.inner_weight
         return self.weight if inner is None or self.weight is None else self.weight * inner
+
+
+def running_map(
+    layer: BatchNormalizer, groups: int, weight: Tensor | None, bias: Tensor | None
+) -> Fixed | None:
+    """The map of a layer's running statistics, where these normalize."""
+    mean, var = layer._buffers["running_mean"], layer._buffers["running_var"]
+    if layer.uses_batch() or layer.domains is not None or mean is None or var is None:
+        return None
+    return Fixed(layer.eps, groups, mean, var, weight, bias)

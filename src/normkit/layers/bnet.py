@@ -24,6 +24,7 @@ from normkit.engine.special import normalized_depthwise
 from normkit.engine.torch.operations import depthwise
 from normkit.errors import OptionError, ShapeError
 from normkit.layers.batch import BatchNormalizer
+from normkit.layers.bn import running_map
 
 KERNEL_STARTS = ("torch", "dirac", "fan_out", "zero")
 
@@ -93,7 +94,7 @@ class BNET(BatchNormalizer):
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         """Of the norm, which has no affine map of its own."""
         if not self.pools_all(x):
-            return None
+            return running_map(self, self.channels, None, None)
         memory = self.memory(x.numel() // self.channels, state)
         return Pool("batch", self.eps, self.channels, None, None, memory)
 

@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from normkit.core.card import Card
+from normkit.core.fusion import Fixed, Fusion
 from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Coefficients, Moments
+from normkit.core.statistics import LayerState
 from normkit.core.trained import STATISTICS, TrainedBN
 from normkit.errors import OptionError
 from normkit.layers.base import Normalizer
@@ -73,6 +75,10 @@ class FrozenBN(Normalizer):
 
     def uses_moments(self) -> bool:
         return False
+
+    def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
+        own = self.running_mean, self.running_var, self.weight, self.bias
+        return Fixed(self.eps, self.channels, *own)
 
     def coefficients(self, moments: Moments | None) -> Coefficients:
         # copies, so that no graph meets a later change

@@ -27,8 +27,9 @@ def why(layer: nn.Module, x: Tensor, *, compiled: bool = False, mask: Tensor | N
     batch. For ws, wn and cwn x is a weight.
 
     >>> import torch, normkit as nk
-    >>> nk.why(nk.BN(8), torch.randn(2, 8, 4, 4))
-    'bn runs on torch, because the tensor is on cpu.'
+    >>> with nk.use_backend("torch"):
+    ...     nk.why(nk.BN(8), torch.randn(2, 8, 4, 4))
+    "bn runs on torch, because use_backend('torch') is in force."
     >>> nk.why(nk.BN(8), torch.randn(2, 8, 4, 4), compiled=True)
     'bn is an expression, because the tensor is on cpu.'
     """
@@ -64,6 +65,9 @@ def why(layer: nn.Module, x: Tensor, *, compiled: bool = False, mask: Tensor | N
         text = f"{name} is {IN_GRAPHS[path.name]}"
     elif path.name == "torch":
         text = f"{name} runs on torch"
+    elif path.name in ("cpp", "loops"):
+        made = "" if path.name == "loops" else ", coefficients by torch"
+        text = f"{name} runs in C++{made}"
     else:
         forced = " (forced)" if dispatch.forced() == "triton" else ""
         made = ", fused" if path.name == "fused" else ", coefficients by torch"

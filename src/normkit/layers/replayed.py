@@ -11,16 +11,25 @@ from normkit.core.fusion import Fusion
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
-from normkit.engine.dispatch import Path
+from normkit.engine.cpu.steps import written
+from normkit.engine.dispatch import Path, forced
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import followed, followed_by
-from normkit.engine.replay.record import RecordedStep, current_stream, may_replay, step_record
+from normkit.engine.replay.build import extension_on_cpu
+from normkit.engine.replay.record import (
+    PLANS,
+    RecordedStep,
+    current_stream,
+    may_replay,
+    step_record,
+)
 
 
 class Replayed:
     """What a normalizer knows of its own recorded steps."""
 
     _replays: Any = None  # a callable of C++, once there is one
+    _norm_replays: Any = None  # the same of a norm alone, where the convolution after it is torch's
     listeners: tuple[Callable[[Moments], None], ...]
     training: bool
 
@@ -32,6 +41,10 @@ class Replayed:
         """Whether a residual and this activation are part of the pass that writes the output."""
         return True
 
+    def map_reads_state(self) -> bool:
+        """Whether the map of a training batch depends on statistics that batches change."""
+        return False
+
     def replay(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor | None:
         """The output by a step like this one that was recorded; None if there is none, or if
         someone looks into it."""
@@ -41,9 +54,13 @@ class Replayed:
             return None if bare is None else followed_by(bare, residual, activation)
         if not may_replay(x):
             return None
+        found: Tensor | None = self._replayed(self._replays, x, residual, activation)
+        return found
+
+    def _replayed(self, replays: Any, x: Tensor, residual: Tensor | None, activation: str) -> Any:
         own = self.__dict__  # past nn.Module's own way to attributes
         remade = remaking.active()
-        found = self._replays(
+        found = replays(
             x,
             residual,
             activation,
@@ -51,6 +68,7 @@ class Replayed:
             own["_parameters"],
             own["_buffers"],
             current_stream(x),
+            x.is_cpu and forced() == "auto",
             remade,
         )
         if found is None or not remade:
@@ -68,12 +86,52 @@ class Replayed:
             return None
         return step_record(self, x, activation)
 
+    def with_loops(self, path: Path, state: LayerState, fusion: Any) -> Path:
+        """A path on a CPU, without the loops for coefficients that do not do all of it."""
+        if path.name != "loops":
+            return path
+        fusion = getattr(fusion, "norm", fusion)
+        if fusion.memory is None and self.tracks(state):
+            return path._replace(name="cpp", reason="torch updates its running statistics")
+        return path
+
+    def in_loops(
+        self: Any,
+        path: Path,
+        x: Tensor,
+        state: LayerState,
+        fusion: Fusion,
+        residual: Tensor | None,
+        activation: str,
+    ) -> Any:
+        """On a CPU: the step in C++, whose plan is kept for the next one of such a shape; with its
+        gates, if they are wanted. None if someone looks into it, or if there is more to it."""
+        if self.listeners or state.again or not may_replay(x):
+            return None
+        if getattr(fusion, "keeps_gates", False) and remaking.active():
+            return None  # its output can be made again only without them
+        own, name = self.__dict__, "_norm_replays" if path.part else "_replays"
+        replays = own.get(name) or extension_on_cpu().Replays()
+        y = self._replayed(replays, x, residual, activation) if path.part else None
+        if y is not None or len(replays) >= PLANS or own.get("_unrecorded", 0) >= PLANS:
+            return y
+        plan = written(self, x, residual, activation, fusion, self.cells(x))
+        if plan is not None:
+            replays.add(x, plan)
+            own[name] = replays
+            y = self._replayed(replays, x, residual, activation)
+        if y is None:
+            own["_unrecorded"] = own.get("_unrecorded", 0) + 1
+        return y
+
     def __setattr__(self, name: str, value: Any) -> None:
         # recorded steps hold numbers that were attributes; one that changes at each step, such as a
         # momentum with a schedule, is not worth recording for
-        if name != "training" and self.__dict__.get("_replays") is not None:
-            self.__dict__["_replays"] = None
-            self.__dict__["_unrecorded"] = self.__dict__.get("_unrecorded", 0) + 1
+        own = self.__dict__
+        known = own.get("_replays") is not None or own.get("_norm_replays") is not None
+        if name != "training" and known:
+            own["_replays"] = own["_norm_replays"] = None
+            own["_unrecorded"] = own.get("_unrecorded", 0) + 1
         if name != "training":
-            self.__dict__.pop("_traced", None)  # plans are of the options that there were
+            own.pop("_traced", None)  # plans are of the options that there were
         super().__setattr__(name, value)

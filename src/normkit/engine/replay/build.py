@@ -1,8 +1,13 @@
 """The C++ part: compiled once for each version of torch and Python, where there is a compiler.
 
-Nothing depends on it: without it layers start their kernels from Python. It is built beside the
-first training steps, in a process of its own, and kept in a cache, ``$XDG_CACHE_HOME/normkit``.
-``NORMKIT_CPP=0`` switches it off; ``nk.build_extension()`` builds it now and says what is wrong.
+Nothing depends on it: without it layers start their kernels from Python, and on a CPU compute by
+operations of torch. It is built beside the first training steps, in a process of its own, and kept
+in a cache, ``$XDG_CACHE_HOME/normkit``. ``NORMKIT_CPP=0`` switches it off; ``nk.build_extension()``
+builds it now and says what is wrong.
+
+On a GPU it starts the same kernels, and is used as soon as it is there. On a CPU its sums are
+rounded in another order than torch's, so a process uses it from its first step on or not at all:
+what is built beside one serves the next.
 """
 
 from __future__ import annotations
@@ -23,7 +28,14 @@ import torch
 
 from normkit.errors import DeviceError
 
-SOURCE = Path(__file__).with_name("replay.cpp")
+FOLDER = Path(__file__).parent
+SOURCES = FOLDER / "replay.cpp", FOLDER.parent / "cpu" / "kernels.cpp"
+HEADER = FOLDER.parent / "cpu" / "kernels.h"
+INSTRUCTIONS = {  # of the machine, as torch tells them
+    "AVX2": ("-mavx2", "-mfma"),
+    "AVX512": ("-mavx2", "-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl"))),
+}
+STEPS = 100  # on a CPU: shorter programs do not start a compiler
 NAME = "normkit_replay"
 SWITCH = "NORMKIT_CPP"
 
@@ -36,6 +48,8 @@ class _Extension:
         self.reason = "its C++ part has not been built yet"
         self.started = False
         self.built: list[Path] = []  # aside, to be loaded by whoever asks next
+        self.from_start = False  # whether it was there at the first step
+        self.asked = 0  # by layers on a CPU
 
 
 _extension = _Extension()
@@ -50,6 +64,7 @@ def extension(wanted: bool = True) -> Any:
             _extension.reason = f"{SWITCH}=0 is set"
         elif library().exists():
             _load()
+            _extension.from_start = True
         else:
             # it only builds: a thread that is in C++ code when Python ends ends it with an abort
             threading.Thread(target=_build_aside, daemon=True).start()
@@ -60,19 +75,38 @@ def extension(wanted: bool = True) -> Any:
     return _extension.module
 
 
+def extension_on_cpu() -> Any:
+    """The same for layers on a CPU: None for good, unless it was there at their first step."""
+    if _extension.from_start:
+        return _extension.module
+    if not _extension.asked and not _extension.started and library().exists():
+        return extension()
+    _extension.asked += 1
+    if _extension.asked == STEPS:
+        extension()  # for the next process
+    return None
+
+
 def reason() -> str:
     """Why there is no module, as a part of a sentence; empty if there is one."""
     return "" if _extension.module is not None else _extension.reason
 
 
-def build_extension() -> Path:
-    """Build the C++ part that starts recorded steps, if it is not there, and return where it is.
+def reason_on_cpu() -> str:
+    """The same for layers on a CPU."""
+    if _extension.module is None:
+        return _extension.reason
+    return "" if _extension.from_start else "its C++ part was built after the first step"
 
-    Layers on a GPU use it from their third step on: a small layer then costs the host about as much
-    as one of torch.nn. They do so by themselves, once it has been built beside the first training;
-    this builds it now, for an image of a machine, or to see why it cannot be built.
+
+def build_extension() -> Path:
+    """Build the C++ part of layers, if it is not there, and return where it is.
+
+    On a GPU it starts steps that were recorded, on a CPU it computes them: a small layer then costs
+    about as much as one of torch.nn. Layers use it by themselves, once it has been built beside a
+    training; this builds it now, for an image of a machine, or to see why it cannot be built.
     """
-    _extension.started = True
+    _extension.started = _extension.from_start = True
     if _extension.module is None:
         _build_aside()
         extension()
@@ -86,7 +120,9 @@ def build_extension() -> Path:
 
 def library() -> Path:
     """Where the module is, or will be: a file for each source, torch, Python and machine."""
-    made_for = (SOURCE.read_bytes(), torch.__version__, sys.version, sysconfig.get_platform())
+    sources = [file.read_bytes() for file in (*SOURCES, HEADER)]
+    machine = sysconfig.get_platform(), torch.backends.cpu.get_cpu_capability()
+    made_for = (sources, torch.__version__, sys.version, *machine)
     key = hashlib.sha256(repr(made_for).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "normkit" / key / f"{NAME}.so"
@@ -100,11 +136,12 @@ def command(target: Path) -> list[str]:
     folders = [*include_paths(), sysconfig.get_paths()["include"]]
     libraries = library_paths()
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    instructions = INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
     return [
-        *(compiler, "-O2", "-shared", "-fPIC", "-std=c++20", "-w"),
+        *(compiler, "-O3", *instructions, "-shared", "-fPIC", "-std=c++20", "-w"),
         *(f"-DTORCH_EXTENSION_NAME={NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
         *(f"-I{folder}" for folder in folders),
-        *(str(SOURCE), "-o", str(target)),
+        *(*(str(source) for source in SOURCES), "-o", str(target)),
         *(part for folder in libraries for part in (f"-L{folder}", f"-Wl,-rpath,{folder}")),
         *("-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"),
     ]

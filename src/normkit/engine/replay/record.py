@@ -26,6 +26,7 @@ PLANS = 16  # of a layer: more shapes than that are not worth recording
 GRADIENT = -2  # in place of a slot: the incoming gradient itself
 
 _transforms, _tracing = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
+_modes = torch._C._len_torch_dispatch_stack
 _hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _backward = torch._C._current_graph_task_id
 _device: Any = getattr(torch._C, "_cuda_getDevice", None)  # not where torch was built without CUDA
@@ -52,7 +53,7 @@ class Recording:
         self.x = inputs[0]
         self.kept: list[Any] = [*inputs]  # alive, so that no id is given out twice
         self.kept_at: list[Any] = [*inputs]  # by slot
-        self.allocations: list[tuple[bool, int]] = []
+        self.allocations: list[tuple[bool, int, torch.dtype]] = []
         self.storages = {
             t.untyped_storage().data_ptr(): slot for slot, t in enumerate(inputs) if t is not None
         }
@@ -71,7 +72,7 @@ class Recording:
         self.slots[id(tensor)] = slot
         self.storages[tensor.untyped_storage().data_ptr()] = slot
         self.kept_at.append(tensor)
-        self.allocations.append((like_x, tensor.numel()))
+        self.allocations.append((like_x, tensor.numel(), tensor.dtype))
 
     def launched(self, launch: Any, tensors: Sequence[Tensor | None]) -> None:
         places = [self.place(t) for t in tensors]
@@ -242,9 +243,10 @@ def may_replay(x: Any) -> bool:
     """Whether nobody looks into this forward, and none repeats it: what Python has to ask."""
     return (
         type(x) is Tensor
-        and torch.is_grad_enabled()
+        and (torch.is_grad_enabled() or x.is_cpu)
         and _backward() == -1
         and ((hooks := _hooks(True)) is None or remaking.are_ours(hooks))
+        and not _modes()
         and not _transforms()
         and _tracing() is None
         and forward_ad._current_level < 0

@@ -8,10 +8,11 @@
 // A tensor of a step has a slot: inputs first (x, residual, parameters, buffers; in a backward also
 // the tables of the forward and the gradient), then what is allocated. Kernels are started through
 // the CUDA driver, looked up when it is there; without it a launch calls back into Python, which is
-// how the interpreter runs the same steps in tests.
+// how the interpreter runs the same steps in tests. On a CPU a launch is a loop of cpu/kernels.cpp.
 
 #include <dlfcn.h>
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -21,6 +22,8 @@
 #include <cstring>
 #include <optional>
 #include <vector>
+
+#include "../cpu/kernels.h"
 
 namespace {
 
@@ -40,8 +43,9 @@ CudaLaunch cuda_launch() {
 }
 
 struct Allocation {
-  bool like_x;    // of the input's shape, strides and type; else a flat float32 table
+  bool like_x;    // of the input's shape, strides and type; else a flat table
   int64_t size;
+  at::ScalarType type = at::kFloat;
 };
 
 struct Launch {
@@ -51,6 +55,8 @@ struct Launch {
   std::vector<std::pair<int, int64_t>> slots;  // of its tensors, -1 for None, and offsets
   std::vector<std::pair<char, double>> numbers;  // 'i' 32 bits, 'l' 64 bits, 'f' float
   py::object call;
+  normkit::Kernel loop = nullptr;    // on a CPU: this is called, with
+  std::vector<double> given;
 };
 
 struct Part {        // a part of an allocation, flat
@@ -78,14 +84,20 @@ struct Plan : torch::CustomClassHolder {
   std::vector<at::ScalarType> types;  // of both, in this order
   Program forward, backward;
   int y, tables;
-  bool keeps_y;                       // for the backward, which has it in the residual's slot
+  bool keeps_y = false;               // for the backward, which has it in the residual's slot
+  int gates = -1;                     // a second result, (rows, C), which has a gradient too
+  int64_t rows = 0;                   // of it
   int dx, dresidual;                  // slots of the backward; -1: none, -2: the gradient itself
   std::vector<Part> gradients;        // of the parameters
   py::object again;                   // for a backward that someone looks into
+  py::object report;                  // of a batch that was left out of the running statistics
+  bool loops = false;                 // of a CPU, and not kernels
+  int serves = 0;                     // forwards with gradients; 1: also without; 2: those alone
 
   ~Plan() override {
     py::gil_scoped_acquire lock;      // launches and ``again`` hold objects of Python
     again = py::object();
+    report = py::object();
     parameters.clear();
     buffers.clear();
     forward.launches.clear();
@@ -93,7 +105,42 @@ struct Plan : torch::CustomClassHolder {
   }
 };
 
-bool aligned(const Tensor& t) { return (reinterpret_cast<uintptr_t>(t.data_ptr()) & 15) == 0; }
+// For kernels, which were compiled for such addresses; loops take any.
+bool aligned(const Tensor& t) {
+  return t.is_cpu() || (reinterpret_cast<uintptr_t>(t.data_ptr()) & 15) == 0;
+}
+
+int8_t type_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kFloat: return normkit::FLOAT;
+    case at::kDouble: return normkit::DOUBLE;
+    case at::kBFloat16: return normkit::BFLOAT16;
+    case at::kLong: return normkit::INT64;
+    default: TORCH_CHECK(false, "normkit: no loop computes in ", t.scalar_type());
+  }
+}
+
+// Not while others wait for Python.
+int loop(normkit::Kernel kernel, void* const* at, const int8_t* types, const double* numbers) {
+  std::optional<py::gil_scoped_release> others;
+  if (PyGILState_Check()) others.emplace();
+  const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  return kernel({at, types, numbers, threads});
+}
+
+int loop(const Launch& launch, const std::vector<Tensor>& slots) {
+  void* at[32];
+  int8_t types[32];
+  size_t count = 0;
+  for (auto [slot, offset] : launch.slots) {
+    const bool there = slot >= 0 && slots[slot].defined();
+    at[count] = there ? static_cast<char*>(slots[slot].data_ptr()) +
+                            offset * slots[slot].element_size()
+                      : nullptr;
+    types[count++] = there ? type_of(slots[slot]) : int8_t(normkit::NONE);
+  }
+  return loop(launch.loop, at, types, launch.given.data());
+}
 
 void start(const Launch& launch, const std::vector<Tensor>& slots, void* stream) {
   if (!launch.function) {
@@ -138,13 +185,17 @@ void start(const Launch& launch, const std::vector<Tensor>& slots, void* stream)
   TORCH_CHECK(error == 0, "normkit: a kernel could not be started (CUDA driver error ", error, ")");
 }
 
-void run(const Program& program, std::vector<Tensor>& slots, const Key& key, void* stream) {
+// Whether a batch was left out of the running statistics, where that is known.
+int run(const Program& program, std::vector<Tensor>& slots, const Key& key, void* stream) {
   auto like = at::TensorOptions().dtype(key.type).device(key.device);
-  auto flat = at::TensorOptions().dtype(at::kFloat).device(key.device);
   for (const auto& a : program.allocations)
     slots.push_back(a.like_x ? at::empty_strided(key.sizes, key.strides, like)
-                             : at::empty({a.size}, flat));
-  for (const auto& launch : program.launches) start(launch, slots, stream);
+                             : at::empty({a.size}, like.dtype(a.type)));
+  int left_out = 0;
+  for (const auto& launch : program.launches)
+    if (launch.loop) left_out |= loop(launch, slots);
+    else start(launch, slots, stream);
+  return left_out;
 }
 
 // The output of a step once more, for whoever kept its input in its place: the last launch of its
@@ -155,6 +206,7 @@ struct Remake {
   uint64_t stream;
 
   static bool possible(const Plan& plan) {
+    if (plan.gates >= 0) return false;
     for (auto [slot, offset] : plan.forward.launches.back().slots)
       if (slot > 1 && slot != plan.tables && slot != plan.y) return false;
     return true;
@@ -168,24 +220,31 @@ struct Remake {
     slots[plan->tables] = tables;
     slots[plan->y] = at::empty_strided(key.sizes, key.strides,
                                        at::TensorOptions().dtype(key.type).device(key.device));
-    start(plan->forward.launches.back(), slots, reinterpret_cast<void*>(stream));
+    const Launch& last = plan->forward.launches.back();
+    if (last.loop) loop(last, slots);
+    else start(last, slots, reinterpret_cast<void*>(stream));
     return slots[plan->y];
   }
 };
 
+struct Results {  // of a forward, beside y
+  Tensor tables;
+  int left_out = 0;
+};
+
 // Inputs of autograd's node: the plan, the stream, x, residual, parameters, buffers, and where the
-// tables go; only those in the middle get gradients.
+// results go; only those in the middle get gradients.
 struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
-  static Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Plan>& plan, void* stream,
+  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Plan>& plan, void* stream,
                         const Tensor& x, const std::optional<Tensor>& residual,
                         at::TensorList parameters, const std::vector<Tensor>& buffers,
-                        Tensor* tables) {
+                        Results* results) {
     std::vector<Tensor> slots{x, residual ? *residual : Tensor()};
     slots.insert(slots.end(), parameters.begin(), parameters.end());
     slots.insert(slots.end(), buffers.begin(), buffers.end());
-    run(plan->forward, slots, plan->key, stream);
+    results->left_out = run(plan->forward, slots, plan->key, stream);
     const bool again = plan->key.activation != "none";  // the map is made again in the backward
-    *tables = slots[plan->tables];
+    results->tables = slots[plan->tables];
     Tensor second = plan->keeps_y ? slots[plan->y] : again && residual ? *residual : Tensor();
     variable_list kept{x, second, slots[plan->tables]};
     kept.insert(kept.end(), parameters.begin(), parameters.end());
@@ -193,7 +252,8 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     ctx->saved_data["plan"] = c10::IValue::make_capsule(plan);
     ctx->saved_data["stream"] = reinterpret_cast<int64_t>(stream);
     ctx->set_materialize_grads(false);
-    return slots[plan->y];
+    if (plan->gates < 0) return {slots[plan->y]};
+    return {slots[plan->y], slots[plan->gates].view({plan->rows, -1})};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -202,8 +262,10 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     const size_t count = plan.parameters.size();
     variable_list found(6 + count);
     Tensor grad = grads[0];
-    if (!grad.defined()) return found;
+    Tensor grad_gates = plan.gates < 0 ? Tensor() : grads[1];
+    if (!grad.defined() && !grad_gates.defined()) return found;
     variable_list kept = ctx->get_saved_variables();
+    if (!grad.defined()) grad = at::zeros_like(kept[0]);
     std::vector<Tensor> slots{kept[0], kept[1]};
     slots.insert(slots.end(), kept.begin() + 3, kept.end());
     std::vector<bool> needs{plan.key.needs_x, plan.key.needs_residual};
@@ -211,9 +273,10 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     auto impl = grad.unsafeGetTensorImpl();
     bool plain = grad.scalar_type() == plan.key.type && !impl->is_python_dispatch() &&
                  !impl->key_set().has(c10::DispatchKey::Batched) &&
+                 !impl->key_set().has(c10::DispatchKey::ZeroTensor) && !grad.is_neg() &&
                  !impl->key_set().has(c10::DispatchKey::FuncTorchBatched);
     if (at::GradMode::is_enabled() || !plain) {
-      look_into(plan, slots, kept[2], grad, needs, found);
+      look_into(plan, slots, kept[2], grad, grad_gates, needs, found);
       return found;
     }
     if (grad.strides() != at::IntArrayRef(plan.key.strides) || !aligned(grad)) {
@@ -224,6 +287,8 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     }
     slots.push_back(kept[2]);
     slots.push_back(grad);
+    if (plan.gates >= 0)
+      slots.push_back(grad_gates.defined() ? grad_gates.contiguous() : Tensor());
     run(plan.backward, slots, plan.key,
         reinterpret_cast<void*>(ctx->saved_data["stream"].toInt()));
     if (needs[0] && plan.dx >= 0) found[2] = slots[plan.dx];
@@ -232,20 +297,26 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     for (size_t i = 0; i < count; ++i) {
       const Part& part = plan.gradients[i];
       if (part.slot < 0 || !needs[2 + i]) continue;
-      Tensor d = slots[part.slot].narrow(0, part.offset, part.size).view(slots[2 + i].sizes());
+      Tensor d = slots[part.slot];
+      if (d.numel() != part.size) d = d.narrow(0, part.offset, part.size);
+      if (d.sizes() != slots[2 + i].sizes()) d = d.view(slots[2 + i].sizes());
       found[4 + i] = d.scalar_type() == plan.types[i] ? d : d.to(plan.types[i]);
     }
     return found;
   }
 
   static void look_into(const Plan& plan, const std::vector<Tensor>& inputs, const Tensor& made,
-                        const Tensor& grad, const std::vector<bool>& needs, variable_list& found) {
+                        const Tensor& grad, const Tensor& grad_gates,
+                        const std::vector<bool>& needs, variable_list& found) {
     py::gil_scoped_acquire lock;
     py::list parameters;
     for (size_t i = 2; i < inputs.size(); ++i) parameters.append(py::cast(inputs[i]));
     py::object residual = inputs[1].defined() ? py::cast(inputs[1]) : py::object(py::none());
+    py::list rest;  // the gradient of what else there is
+    if (plan.gates >= 0)
+      rest.append(grad_gates.defined() ? py::cast(grad_gates) : py::object(py::none()));
     py::sequence given = plan.again(py::cast(inputs[0]), residual, parameters, py::cast(made),
-                                    py::cast(grad), py::cast(needs));
+                                    py::cast(grad), py::cast(needs), *py::tuple(rest));
     for (size_t i = 0; i < needs.size(); ++i)
       if (!given[i].is_none()) found[2 + i] = given[i].cast<Tensor>();
   }
@@ -270,17 +341,18 @@ bool collect(const py::dict& from, const std::vector<py::str>& names,
 struct Replays {
   std::vector<c10::intrusive_ptr<Plan>> plans;
 
-  // The layer's output, and with ``remade`` how to make it again; None where nothing was recorded
-  // for such an input.
+  // The layer's output, and with it its gates if they are wanted, or with ``remade`` how to make it
+  // again; None where nothing was recorded for such an input.
   py::object forward(const Tensor& x, const std::optional<Tensor>& residual,
                      const std::string& activation, bool training, const py::dict& parameters,
-                     const py::dict& buffers, uint64_t stream, bool remade) const {
+                     const py::dict& buffers, uint64_t stream, bool loops, bool remade) const {
     for (const auto& plan : plans) {
       const Key& key = plan->key;
-      if (key.training != training || key.sizes != x.sizes() || key.strides != x.strides() ||
+      if (plan->loops != loops || key.training != training || key.sizes != x.sizes() || key.strides != x.strides() ||
           key.type != x.scalar_type() || key.device != x.device() ||
           key.needs_x != x.requires_grad() || key.activation != activation ||
-          key.residual.has_value() != residual.has_value())
+          key.residual.has_value() != residual.has_value() ||
+          plan->serves == (at::GradMode::is_enabled() ? 2 : 0))
         continue;
       if (residual && (residual->strides() != at::IntArrayRef(key.strides) ||
                        residual->sizes() != at::IntArrayRef(key.sizes) ||
@@ -289,30 +361,58 @@ struct Replays {
                        residual->device() != key.device || !aligned(*residual) ||
                        residual->unsafeGetTensorImpl()->is_python_dispatch()))
         continue;
-      if (!aligned(x) || (remade && !Remake::possible(*plan))) return py::none();
+      if (!aligned(x) || x.is_neg() || (remade && !Remake::possible(*plan))) return py::none();
       std::vector<Tensor> own, kept;
       if (!collect(parameters, plan->parameters, plan->types, 0, key.device, own) ||
           !collect(buffers, plan->buffers, plan->types, plan->parameters.size(), key.device, kept))
         return py::none();
-      Tensor tables;
-      Tensor y = NormalizerStep::apply(plan, reinterpret_cast<void*>(stream), x, residual,
-                                       at::TensorList(own), kept, &tables);
-      if (!remade) return py::cast(y);
-      return py::make_tuple(y, Remake{plan, tables, stream});
+      Results results;
+      auto made = NormalizerStep::apply(plan, reinterpret_cast<void*>(stream), x, residual,
+                                        at::TensorList(own), kept, &results);
+      if (results.left_out) plan->report();
+      if (plan->gates >= 0) return py::make_tuple(made[0], made[1]);
+      if (!remade) return py::cast(made[0]);
+      return py::make_tuple(made[0], Remake{plan, results.tables, stream});
     }
     return py::none();
   }
 };
 
+normkit::Kernel named(const std::string& name) {
+  normkit::Kernel found = normkit::kernel(name.c_str());
+  TORCH_CHECK(found, "normkit: there is no loop of the name ", name);
+  return found;
+}
+
+// One loop by itself, for passes whose coefficients are made by torch.
+int call(const std::string& name, const std::vector<std::optional<Tensor>>& tensors,
+         const std::vector<double>& numbers) {
+  std::vector<void*> at;
+  std::vector<int8_t> types;
+  for (const auto& t : tensors) {
+    at.push_back(t ? t->data_ptr() : nullptr);
+    types.push_back(t ? type_of(*t) : int8_t(normkit::NONE));
+  }
+  return loop(named(name), at.data(), types.data(), numbers.data());
+}
+
 Program program(const py::dict& given) {
   Program made;
   for (auto item : given["allocations"]) {
-    auto pair = item.cast<std::pair<bool, int64_t>>();
-    made.allocations.push_back({pair.first, pair.second});
+    auto [like_x, size, type] = item.cast<std::tuple<bool, int64_t, at::ScalarType>>();
+    made.allocations.push_back({like_x, size, type});
   }
   for (auto item : given["launches"]) {
     auto from = item.cast<py::dict>();
     Launch launch;
+    if (from.contains("loop")) {
+      launch.loop = named(from["loop"].cast<std::string>());
+      launch.slots = from["slots"].cast<std::vector<std::pair<int, int64_t>>>();
+      launch.given = from["numbers"].cast<std::vector<double>>();
+      TORCH_CHECK(launch.slots.size() <= 32, "too many arguments");
+      made.launches.push_back(std::move(launch));
+      continue;
+    }
     launch.function = from["function"].cast<uint64_t>();
     launch.grid = from["grid"].cast<std::vector<unsigned>>();
     launch.threads = from["threads"].cast<unsigned>();
@@ -354,12 +454,20 @@ c10::intrusive_ptr<Plan> plan(const Tensor& x, const py::dict& given) {
     made->gradients.push_back({std::get<0>(part), std::get<1>(part), std::get<2>(part)});
   }
   made->again = given["again"];
+  made->loops = given.contains("report");
+  if (made->loops) {
+    made->report = given["report"];
+    made->serves = given["serves"].cast<int>();
+    made->gates = given["gates"].cast<int>();
+    made->rows = given["rows"].cast<int64_t>();
+  }
   return made;
 }
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("call", &call);
   py::class_<Remake>(m, "Remake").def("__call__", &Remake::operator());
   py::class_<Replays>(m, "Replays")
       .def(py::init<>())

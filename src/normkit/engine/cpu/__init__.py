@@ -1,0 +1,1 @@
+"""The passes and coefficients as loops in C++, for CPUs."""

@@ -1,0 +1,401 @@
+"""A whole step of a layer on a CPU: which loops of C++ it is made of, for each family.
+
+A step is a plan as ``engine/replay`` knows it, but written here instead of recorded: its tensors
+have slots, inputs first, and a launch is a loop of ``kernels.cpp`` with slots and numbers. It is
+written once a shape, format, type and mode of a layer.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit.core.fusion import Channel, Fixed, Fusion, Gate, Memory, Mix, Pool
+from normkit.core.moments import Moments
+from normkit.core.precision import statistics_dtype
+from normkit.core.statistics import LayerState, Repetition, Seen
+from normkit.engine import plain
+from normkit.engine.cpu.passes import ACTIVATIONS, DTYPES, extent
+from normkit.engine.epilogue import AffineMap
+
+X, RESIDUAL, FIRST = 0, 1, 2  # slots
+NOTHING = -1
+THE_GRADIENT = -2  # in place of a slot: the incoming one itself
+GATES = -3  # the second result, and in a backward its gradient
+LOOKS_AT = {"nothing": 0, "normalized": 1, "input": 2}
+
+
+class Program:
+    """Tables to allocate and loops to go through, in the form that C++ takes."""
+
+    def __init__(self, inputs: int) -> None:
+        self.inputs = inputs
+        self.allocations: list[tuple[bool, int, torch.dtype]] = []
+        self.launches: list[dict[str, Any]] = []
+
+    def table(self, size: int, dtype: torch.dtype = torch.float64) -> int:
+        self.allocations.append((False, size, dtype))
+        return self.inputs + len(self.allocations) - 1
+
+    def like_x(self) -> int:
+        self.allocations.append((True, 0, torch.float32))
+        return self.inputs + len(self.allocations) - 1
+
+    def call(self, loop: str, slots: Sequence[Any], numbers: Sequence[float]) -> None:
+        """A slot may be a pair: with how many entries to skip."""
+        places = [slot if isinstance(slot, tuple) else (slot, 0) for slot in slots]
+        given = {"loop": loop, "slots": places, "numbers": [float(n) for n in numbers]}
+        self.launches.append(given)
+
+    def given(self) -> dict[str, Any]:
+        return {"allocations": self.allocations, "launches": self.launches}
+
+
+class FamilyLoops(NamedTuple):
+    """What is peculiar to a family: its two loops, and what they leave in the tables."""
+
+    name: str
+    tables: int  # entries: the map first, scale, shift and center, ``period`` each
+    period: int
+    map: tuple[Sequence[int], Sequence[float]]  # slots after moments and tables; numbers
+    gradient: tuple[Sequence[int], Sequence[float]]  # slots between tables and extra; numbers
+    seen: Callable[[Tensor], Seen]  # what the map was made of beside the batch
+    moments: bool = True  # whether it needs them
+    score: tuple[int, Sequence[float]] | None = None  # a slot, and numbers: see Condensation
+
+
+def written(
+    layer: Any, x: Tensor, residual: Tensor | None, activation: str, fusion: Fusion, layout: Any
+) -> dict[str, Any] | None:
+    """The plan of a step like this one; None if no loops do it, or not with the layer's own
+    tensors alone, which C++ finds by name."""
+    if activation not in ACTIVATIONS or (residual is not None and residual.dtype != x.dtype):
+        return None
+    used = {id(p) for p in fusion.parameters if p is not None}
+    own = {name: p for name, p in layer._parameters.items() if p is not None and id(p) in used}
+    kept = {name: b for name, b in layer._buffers.items() if b is not None}
+    places = {id(t): FIRST + i for i, t in enumerate([*own.values(), *kept.values()])}
+    if not all(id(t) in places for t in _tensors(fusion)):
+        return None
+    if not all(p.dtype in DTYPES for p in own.values()):
+        return None
+    learned = any(p.requires_grad for p in own.values())
+    if isinstance(fusion, Fixed) and torch.is_grad_enabled() and not learned:
+        return None  # the passes keep nothing then
+
+    def slot(tensor: Tensor | None) -> int:
+        return NOTHING if tensor is None else places[id(tensor)]
+
+    family = FAMILIES[type(fusion)](fusion, layout, slot)
+    rows, row, period = layout.rows, layout.columns, family.period
+    step = 0 if period == row else row  # from the map of a sample to the next one's
+    numbers = [*extent(layout), step, step, step, ACTIVATIONS[activation]]
+
+    forward = Program(FIRST + len(places))
+    y, tables, gates = forward.like_x(), forward.table(family.tables), NOTHING
+    given = [tables, *family.map[0]]
+    if family.moments:
+        moments = forward.table(2 * rows * row)
+        forward.call("moments", [X, moments], extent(layout))
+        if family.score is not None:
+            score, rest = family.score
+            forward.call("score", [X, moments, score], [rows, row, layout.count, *rest])
+        given = [moments, *given]
+    if getattr(fusion, "keeps_gates", False):
+        gates = forward.table(rows * row, statistics_dtype(x.dtype))
+        given = [gates if slot == GATES else slot for slot in given]
+    forward.call(f"{family.name}_map", given, family.map[1])
+    map = [(tables, i * period) for i in range(3)]
+    forward.call("map", [X, RESIDUAL, y, *map], numbers)
+
+    tables_again, grad = FIRST + len(own), FIRST + len(own) + 1
+    backward = Program(grad + (1 if gates == NOTHING else 2))
+    sums, extra = backward.table(2 * rows * row), backward.table(2 * period)
+    map = [(tables_again, i * period) for i in range(3)]
+    needs_residual = residual is not None and residual.requires_grad
+    before = backward.like_x() if needs_residual and activation != "none" else NOTHING
+    backward.call("sums", [grad, X, RESIDUAL, before, *map, sums], numbers)
+    gradients = {
+        id(p): NOTHING if p is None else backward.table(p.numel(), p.dtype)
+        for p in fusion.parameters
+    }
+    found = [gradients[id(p)] for p in fusion.parameters]
+    between = [grad + 1 if slot == GATES else slot for slot in family.gradient[0]]
+    given = [sums, tables_again, *between, extra, *found]
+    backward.call(f"{family.name}_gradient", given, family.gradient[1])
+    dx = NOTHING
+    if x.requires_grad:
+        dx = backward.like_x()
+        given = [grad, X, RESIDUAL, dx, *map, extra, (extra, period)]
+        backward.call("input_gradient", given, [*numbers, step])
+    return {
+        "parameters": list(own),
+        "buffers": list(kept),
+        "tensors": [*own.values(), *kept.values()],
+        "training": layer.training,
+        "activation": activation,
+        "needs_x": x.requires_grad,
+        "needs_residual": needs_residual,
+        "residual": None if residual is None else residual.new_empty(0),
+        "forward": forward.given(),
+        "backward": backward.given(),
+        "y": y,
+        "tables": tables,
+        "keeps_y": False,
+        "dx": dx,
+        "dresidual": THE_GRADIENT if needs_residual and before == NOTHING else before,
+        "gradients": [(gradients[id(p)], 0, p.numel()) for p in own.values()],
+        "again": _looked_into(layer, list(own), fusion, family.seen, activation, layout),
+        "report": _reporter(layer),
+        "gates": gates,
+        "rows": rows,
+        "serves": _serves(layer, fusion),
+    }
+
+
+def _serves(layer: Any, fusion: Fusion) -> int:
+    """Forwards with gradients (0), also such without (1), or those alone (2)."""
+    if isinstance(fusion, Fixed):  # where nothing is learned x need not be kept
+        return 0 if torch.is_grad_enabled() else 2
+    return 0 if layer.training and layer.map_reads_state() else 1
+
+
+def _tensors(part: Any) -> list[Tensor]:
+    """All that a description names."""
+    if isinstance(part, Tensor):
+        return [part]
+    return [t for each in part for t in _tensors(each)] if isinstance(part, tuple) else []
+
+
+def _reporter(layer: Any) -> Callable[[], None]:
+    """Warns of a batch that was left out of the running statistics."""
+    own = weakref.ref(layer)
+
+    def report() -> None:
+        kept = own()
+        if kept is not None:
+            kept.report()
+
+    return report
+
+
+def _looked_into(
+    layer: Any,
+    names: list[str],
+    fusion: Fusion,
+    seen: Callable[[Tensor], Seen],
+    act: str,
+    layout: Any,
+) -> Callable[..., Any]:
+    """The backward of a step where someone looks into it: the layer computes its map again, on
+    tables, and autograd differentiates. It must not keep the layer alive, which keeps this."""
+    own, training, size = weakref.ref(layer), layer.training, (layout.rows, layout.columns)
+    given = [layer._parameters[name] for name in names]
+    order = [i for q in fusion.parameters for i, p in enumerate(given) if p is q]
+    del given, fusion
+
+    def again(
+        x: Tensor,
+        residual: Tensor | None,
+        parameters: Sequence[Tensor],
+        tables: Tensor,
+        grad: Tensor,
+        needs: Sequence[bool],
+        grad_gates: Tensor | None = None,
+    ) -> list[Tensor | None]:
+        kept, further = own(), torch.is_grad_enabled()
+        if kept is None:
+            raise RuntimeError(
+                "The layer of this graph is gone, and its gradient cannot be differentiated "
+                "without it. Try to keep the model until the last backward."
+            )
+        inputs = [x, residual, *parameters]
+        with torch.enable_grad():
+            moments = Moments(*plain.moments(x, layout), layout.count)
+            state = LayerState(training, dict(kept._buffers), True)
+            repeated = Repetition(kept, state, dict(zip(names, parameters, strict=True)))
+            used = [parameters[i] for i in order]
+            result = repeated.result(moments, used, used, seen(tables.to(moments.mean.dtype)))
+            scale, shift, center = result.map.each(lambda t: t.expand(size))
+            y = plain.affine(x, AffineMap(scale, shift, center, residual, act), layout)
+            wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
+            outputs, outer = [y], [grad]
+            if result.gate is not None and grad_gates is not None:
+                outputs, outer = [y, result.gate.expand(size)], [grad, grad_gates]
+            options = {"create_graph": further, "allow_unused": True}
+            flowing = iter(torch.autograd.grad(outputs, wanted, outer, **options))
+        back = [
+            next(flowing) if need and t is not None else None
+            for t, need in zip(inputs, needs, strict=True)
+        ]
+        if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
+            back[1] = grad
+        return back
+
+    return again
+
+
+# ---------------------------------------------------------------- families
+
+Slot = Callable[[Tensor | None], int]
+
+
+def _memory(memory: Memory | None, slot: Slot) -> tuple[list[int], list[float]]:
+    """Slots and numbers of running statistics; without batches to count nothing is written."""
+    if memory is None:
+        return [NOTHING] * 4, [0.0, 1.0]
+    tensors = memory.mean, memory.second, memory.batches, memory.nonfinite
+    return [slot(t) for t in tensors], [memory.weight, memory.correction]
+
+
+def _statistics(fusion: Any, slot: Slot) -> list[int]:
+    """Those that replace the batch's, or are about to take them up."""
+    given = fusion.given
+    if given is None and fusion.memory is not None:
+        given = fusion.memory.mean, fusion.memory.second
+    return [NOTHING] * 2 if given is None else [slot(t) for t in given]
+
+
+def _pool(fusion: Pool, layout: Any, slot: Slot) -> FamilyLoops:
+    rows, channels, ramps = layout.rows, layout.columns, fusion.ramps
+    samples = rows if fusion.kind == "sample" else 1
+    memory, numbers = _memory(fusion.memory, slot)
+    renorm = [NOTHING] * 3
+    if ramps is not None:
+        renorm = [slot(ramps.mean), slot(ramps.std), slot(ramps.seen)]
+        numbers += ramps[:6]
+    rest = fusion.groups, fusion.kind == "sample", fusion.eps, ramps is not None
+
+    def seen(tables: Tensor) -> Seen:
+        r, d = tables[-2 * channels :].view(2, 1, channels)
+        return Seen(observed={"correction": (r, d)})
+
+    kept = 2 * samples * fusion.groups + (0 if ramps is None else 2 * channels)
+    weight, bias = slot(fusion.weight), slot(fusion.bias)
+    return FamilyLoops(
+        "pool",
+        3 * samples * channels + kept,
+        samples * channels,
+        ([weight, bias, *memory, *renorm], [rows, channels, *rest, *numbers]),
+        ([weight], [rows, channels, layout.count, *rest]),
+        (lambda _: Seen()) if ramps is None else seen,
+    )
+
+
+def _fixed(fusion: Fixed, layout: Any, slot: Slot) -> FamilyLoops:
+    channels = layout.columns
+    given = [slot(t) for t in (fusion.mean, fusion.var, fusion.weight, fusion.bias)]
+
+    groups, eps = fusion.groups, fusion.eps
+
+    def seen(tables: Tensor) -> Seen:
+        center, inverse = tables[2 * channels :].view(2, groups, -1)[:, :, 0]
+        statistics = {"running_mean": center, "running_var": inverse**-2 - eps}
+        return Seen(statistics, fixed=True)
+
+    return FamilyLoops(
+        "fixed",
+        4 * channels,
+        channels,
+        (given, [channels, groups, eps]),
+        ([], [layout.rows, channels]),
+        seen,
+        moments=False,
+    )
+
+
+def _gate(fusion: Gate, layout: Any, slot: Slot) -> FamilyLoops:
+    rows, channels = layout.rows, layout.columns
+    size = rows * channels
+    memory, numbers = _memory(fusion.memory, slot)
+    source = 0 if fusion.given is None else 1 if fusion.score is None else 2
+    looks_at = 0 if fusion.gate_weight is None else LOOKS_AT[fusion.looks_at]
+    gate = [slot(fusion.center), slot(fusion.gate_weight), slot(fusion.gate_bias)]
+    weight, bias = slot(fusion.weight), slot(fusion.bias)
+    flags, gates = (source, looks_at), GATES if fusion.keeps_gates else NOTHING
+    given = [*gate, weight, bias, *_statistics(fusion, slot), slot(fusion.score), gates, *memory]
+    score = None
+    if fusion.condensation is not None:
+        score = slot(fusion.score), fusion.condensation[:3]
+
+    def seen(tables: Tensor) -> Seen:
+        begin = 5 * size + 2 * channels
+        mean, var = tables[begin : begin + 2 * channels].view(2, channels)
+        statistics = {"running_mean": mean, "running_var": var}
+        if source == 1:
+            return Seen(statistics, fixed=True)
+        # only on which side of the threshold it was
+        statistics["score"] = torch.where(tables[-1:] > 0, torch.inf, -torch.inf)
+        return Seen(statistics)
+
+    return FamilyLoops(
+        "gate",
+        5 * size + 4 * channels + 1,
+        size,
+        (given, [rows, channels, fusion.eps, fusion.tau, *flags, *numbers]),
+        ([*gate, weight, gates], [rows, channels, layout.count, fusion.eps, *flags]),
+        (lambda _: Seen()) if source == 0 else seen,
+        score=score,
+    )
+
+
+def _channel(fusion: Channel, layout: Any, slot: Slot) -> FamilyLoops:
+    rows, channels = layout.rows, layout.columns
+    size = rows * channels
+    memory, numbers = _memory(fusion.memory, slot)
+    own = fusion.group_weight
+    of_group = own is not None and own.shape[0] == fusion.groups
+    constant = fusion.given is not None or fusion.rate is not None
+    rest = fusion.groups, fusion.eps, constant, of_group
+    weight, bias, group_weight, group_bias = (slot(p) for p in fusion.parameters)
+    affine = [weight, bias, group_weight, group_bias]
+
+    def seen(tables: Tensor) -> Seen:
+        mean, var = tables[-2 * channels :].view(2, channels)
+        return Seen({"running_mean": mean, "running_var": var}, fixed=True)
+
+    statistics = [*_statistics(fusion, slot), slot(fusion.rate)]
+    return FamilyLoops(
+        "channel",
+        5 * size + 4 * channels,
+        size,
+        ([*affine, *statistics, *memory], [rows, channels, *rest, *numbers]),
+        ([weight, bias, group_weight], [rows, channels, layout.count, *rest]),
+        seen if constant else (lambda _: Seen()),
+    )
+
+
+def _mix(fusion: Mix, layout: Any, slot: Slot) -> FamilyLoops:
+    rows, channels = layout.rows, layout.columns
+    size = rows * channels
+    memory, numbers = _memory(fusion.memory, slot)
+    fixed = fusion.given is not None
+    rest = fusion.eps, fusion.unbias, fusion.mean_weight.shape[0], fixed
+    weight, bias, mean_weight, var_weight = (slot(p) for p in fusion.parameters)
+    given = [weight, bias, mean_weight, var_weight, *_statistics(fusion, slot), *memory]
+
+    def seen(tables: Tensor) -> Seen:
+        mean, var = tables[5 * size : 5 * size + 2 * channels].view(2, channels)
+        return Seen({"running_mean": mean, "running_var": var}, fixed=True)
+
+    return FamilyLoops(
+        "mix",
+        5 * size + 2 * rows + 2 * channels,
+        size,
+        (given, [rows, channels, *rest, *numbers]),
+        ([weight, mean_weight, var_weight], [rows, channels, layout.count, *rest]),
+        seen if fixed else (lambda _: Seen()),
+    )
+
+
+FAMILIES: dict[type, Callable[[Any, Any, Slot], FamilyLoops]] = {
+    Pool: _pool,
+    Fixed: _fixed,
+    Gate: _gate,
+    Channel: _channel,
+    Mix: _mix,
+}

@@ -1,0 +1,230 @@
+"""Layers on a CPU, computed by loops in C++: as by torch, and for whoever looks into them."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+import normkit as nk
+from cases import FORMATS
+from normkit.engine.cpu import passes as cpp_passes
+from normkit.engine.replay import build
+from normkit.errors import NonFiniteWarning
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+LAYERS = {
+    "bn": {},
+    "gn": {"groups": 4},
+    "ln": {},
+    "in": {},
+    "bgn": {"groups": 4},
+    "rbn": {},
+    "iebn": {},
+    "bcn": {"groups": 4},
+    "micro": {"groups": 4, "micro": True, "update_rate": 0.1},
+    "sn": {},
+    "batch_renorm": {"r_ramp": None, "d_ramp": None},
+    "bnet": {"init": "dirac"},
+    "ubn": {"affine_init": "dirac"},
+}
+PARTS = ("bnet", "ubn")  # with a convolution by torch
+FOLLOWED = [("none", False), ("relu", True), ("relu", False), ("none", True), ("gelu", False)]
+
+
+def make(name, **options):
+    layer = nk.make("bcn" if name == "micro" else name, 16, **LAYERS[name], **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return layer
+
+
+def batch(memory="contiguous", n=3, size=(5, 7), dtype=torch.float32):
+    x = (3 + 2 * torch.randn(n, 16, *size)).to(dtype)
+    return x if memory == "contiguous" else x.to(memory_format=torch.channels_last)
+
+
+def step(layer, x, grad, residual=None, activation="none"):
+    """All that a step gives, and the name of autograd's node."""
+    x = x.clone().requires_grad_()
+    residual = None if residual is None else residual.clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x, residual, activation)
+    y.backward(grad)
+    made = [y.detach(), x.grad, *(p.grad for p in layer.parameters()), *layer.buffers()]
+    return [*made, *([] if residual is None else [residual.grad])], y.grad_fn.name()
+
+
+def both(layer, *given):
+    """A step in C++, and by torch."""
+    other = copy.deepcopy(layer)
+    found = step(layer, *given)
+    with nk.use_backend("torch"):
+        return found, step(other, *given)[0]
+
+
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_as_by_torch(name, memory):
+    for activation, with_residual in FOLLOWED:
+        layer = make(name)
+        for _ in range(2):  # the second step has a plan
+            residual = batch(memory) if with_residual else None
+            grad = torch.randn_like(batch(memory))
+            (found, node), expected = both(layer, batch(memory), grad, residual, activation)
+            for got, wanted in zip(found, expected, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+            if name not in PARTS and activation in cpp_passes.ACTIVATIONS:
+                assert "NormalizerStep" in node
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "frozen_bn", "shifted_bn"])
+def test_eval_mode_as_by_torch(name):
+    layer = nk.make(name, 16) if name not in LAYERS else make(name)
+    layer(batch())
+    layer.eval()
+    for given in (batch(), batch("channels_last"), batch(n=1)):
+        (found, _), expected = both(layer, given, torch.randn_like(given))
+        with torch.no_grad():
+            torch.testing.assert_close(layer(given), found[0], rtol=2e-5, atol=2e-5)
+        for got, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("size", [(), (1,), (3, 1), (97, 101), (2, 3, 2)], ids=str)
+@pytest.mark.parametrize("name", ["bn", "gn", "rbn", "bcn"])
+def test_any_size(name, size):
+    """One position, rests of lanes, several blocks of sums, volumes."""
+    layer, x = make(name), batch(size=size, n=2)
+    for given in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
+        (found, _), expected = both(layer, given, torch.randn_like(given))
+        largest = [float(t.abs().max()) if t.numel() else 0.0 for t in expected]
+        for got, wanted, most in zip(found, expected, largest, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5 * max(most, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16, torch.float64])
+def test_types(dtype, parameters):
+    """Statistics and sums are wide, whatever goes in and out."""
+    layer = make("gn").to(parameters)
+    x, grad = batch(dtype=dtype), batch(dtype=dtype)
+    (found, node), _ = both(layer, x, grad)
+    truth, _ = step(copy.deepcopy(layer).double(), x.double(), grad.double())
+    assert "NormalizerStep" in node
+    for got, wanted in zip(found, truth, strict=True):
+        assert got.dtype in (dtype, parameters)
+        rough = 2.0**-8 if torch.bfloat16 == got.dtype else 1e-6 if got.dtype != dtype else 1e-12
+        torch.testing.assert_close(got.double(), wanted, rtol=rough, atol=rough * 4)
+
+
+@pytest.mark.parametrize("memory", FORMATS)
+def test_threads_change_nothing_but_roundings(memory):
+    """Also where a row of the table has to be cut for them."""
+    before = torch.get_num_threads()
+    for name, n in (("bn", 40), ("gn", 2)):
+        layer, x = make(name), batch(memory, n=n, size=(48, 48))
+        grad = torch.randn_like(x)
+        found = []
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            try:
+                found.append(step(copy.deepcopy(layer), x, grad)[0])
+            finally:
+                torch.set_num_threads(before)
+        for got, wanted in zip(*found, strict=True):
+            most = float(wanted.abs().max())
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5 * most)
+
+
+def test_a_backend_that_is_asked_for_is_used():
+    """A plan that was written is not for those who asked for torch."""
+    layer, x = make("bn"), batch()
+    step(layer, x, x)
+    with nk.use_backend("torch"):
+        assert "NormalizerStep" not in step(layer, x, x)[1]
+    assert "NormalizerStep" in step(layer, x, x)[1]
+
+
+@pytest.mark.parametrize("name", ["bn", "rbn", "bcn", "micro", "sn", "batch_renorm", "ubn"])
+def test_its_gradient_can_be_differentiated(name):
+    layer, given, found = make(name), batch(), []
+    for backend in ("auto", "torch"):
+        own, x = copy.deepcopy(layer), given.clone().requires_grad_()
+        with nk.use_backend(backend):
+            y = own(x)
+            assert backend == "torch" or name in PARTS or "NormalizerStep" in y.grad_fn.name()
+            (dx,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(dx.square().sum(), [x, *own.parameters()]))
+    largest = max(float(d.abs().max()) for d in found[1])  # sums of such, which nearly cancel
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6 * largest)
+
+
+def test_many_gradients_at_once():
+    layer, x = make("gn"), batch().requires_grad_()
+    y, g = layer(x), torch.randn(3, 16, 5, 7)
+    (one,) = torch.autograd.grad(y, x, g, retain_graph=True)
+    (many,) = torch.autograd.grad(y, x, torch.stack([g, 2 * g]), is_grads_batched=True)
+    torch.testing.assert_close(many, torch.stack([one, 2 * one]), rtol=1e-5, atol=1e-5)
+
+
+def test_parameters_of_functional_call_and_frozen_ones():
+    layer, x = make("bn"), batch().requires_grad_()
+    step(layer, x.detach(), x.detach())
+    layer.zero_grad()
+    layer.bias.requires_grad_(False)
+    weight = torch.full((16,), 3.0, requires_grad=True)
+    y = functional_call(layer, {"weight": weight}, (x,))
+    assert "NormalizerStep" in y.grad_fn.name()
+    y.square().sum().backward()
+    assert weight.grad.abs().sum() > 0
+    assert layer.weight.grad is None
+    assert layer.bias.grad is None
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["bn", "batch_renorm", "ubn"])
+def test_checkpointing_repeats_what_was_seen(name, reentrant):
+    layer, x = make(name), batch()
+    other = copy.deepcopy(layer)
+    expected, _ = step(other, x, x)
+    given = x.clone().requires_grad_()
+    checkpoint(layer, given, use_reentrant=reentrant).backward(x)
+    torch.testing.assert_close(given.grad, expected[1], rtol=1e-5, atol=1e-5)
+    for got, wanted in zip(layer.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    assert int(layer.num_batches_tracked) == 1
+
+
+def test_a_batch_that_is_not_finite_is_left_out_and_told():
+    layer, x = make("bn"), batch()
+    step(layer, x, x)
+    kept = layer.running_mean.clone()
+    with pytest.warns(NonFiniteWarning, match="left it out"):
+        layer((x * torch.nan).requires_grad_())
+    assert torch.equal(layer.running_mean, kept)
+    assert (int(layer.nonfinite_batches), int(layer.num_batches_tracked)) == (1, 1)
+
+
+def test_without_it_torch_computes(monkeypatch, tmp_path):
+    """What is built beside a training is for the next process: its sums are rounded in another
+    order, and a run would not come to the same numbers again."""
+    monkeypatch.setattr(build, "_extension", build._Extension())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    layer, x = make("bn"), batch()
+    assert "AffineBackward" in step(layer, x, x)[1]
+    assert nk.why(layer, x).startswith("bn runs on torch, because the tensor is on cpu, and")
+    monkeypatch.undo()
+    late = build._Extension()
+    late.module, late.started, late.asked = build._extension.module, True, 1
+    monkeypatch.setattr(build, "_extension", late)
+    assert build.extension() is not None
+    assert "AffineBackward" in step(layer, x, x)[1]
+    assert "built after the first step" in nk.why(layer, x)
