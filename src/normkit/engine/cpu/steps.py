@@ -97,7 +97,7 @@ def written(
 
     forward = Program(FIRST + len(places))
     y, tables, gates = forward.like_x(), forward.table(family.tables), NOTHING
-    given = [tables, *family.map[0]]
+    given: list[Any] = [tables, *family.map[0]]
     if family.moments:
         moments = forward.table(2 * rows * row)
         forward.call("moments", [X, moments], extent(layout))
