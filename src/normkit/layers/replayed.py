@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from normkit.core.fusion import Fusion
+from normkit.core.fusion import Fixed, Fusion
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
@@ -93,6 +94,9 @@ class Replayed:
         fusion = getattr(fusion, "norm", fusion)
         if fusion.memory is None and self.tracks(state):
             return path._replace(name="cpp", reason="torch updates its running statistics")
+        learned = any(p is not None and p.requires_grad for p in fusion.parameters)
+        if isinstance(fusion, Fixed) and torch.is_grad_enabled() and not learned:
+            return path._replace(name="cpp", reason="nothing is learned, and the passes keep nothing")
         return path
 
     def in_loops(

@@ -83,9 +83,6 @@ def written(
         return None
     if not all(p.dtype in DTYPES for p in own.values()):
         return None
-    learned = any(p.requires_grad for p in own.values())
-    if isinstance(fusion, Fixed) and torch.is_grad_enabled() and not learned:
-        return None  # the passes keep nothing then
 
     def slot(tensor: Tensor | None) -> int:
         return NOTHING if tensor is None else places[id(tensor)]
@@ -159,7 +156,7 @@ def written(
 
 def _serves(layer: Any, fusion: Fusion) -> int:
     """Forwards with gradients (0), also such without (1), or those alone (2)."""
-    if isinstance(fusion, Fixed):  # where nothing is learned x need not be kept
+    if isinstance(fusion, Fixed):  # there are other passes where nothing is learned
         return 0 if torch.is_grad_enabled() else 2
     return 0 if layer.training and layer.map_reads_state() else 1
 
