@@ -116,16 +116,14 @@ def decide(
     what a compiled graph would get.
     """
     if torch.compiler.is_compiling() if compiled is None else compiled:
-        description = None if isinstance(description, Fixed) else description
-        return _in_graph(x, layout, description, fixed, followed)
+        return _in_graph(x, layout, _for_kernels(description), fixed, followed)
     if looked_into():
         return Path("expression", "a transform or a tracer looks into the arithmetic")
     if _forced == "torch":
         return Path("torch", FORCED)
     if _forced == "auto" and not x.is_cuda:
         return _without_gpu(x, layout, description, fixed, followed)
-    if isinstance(description, Fixed):  # nothing to gain: there are no moments
-        description = None
+    description = _for_kernels(description)
     # a program of pixels takes several, where the grids of the passes might not hold so many
     own = Channels.of(x) if isinstance(description, Pixel) else layout
     obstacle = _obstacle(x, own)
@@ -217,6 +215,12 @@ class _Forced:
         _forced = self.before
 
 
+def _for_kernels(description: Description | None) -> Description | None:
+    """Without maps that need no moments: there a kernel has nothing to make."""
+    norm = description.norm if isinstance(description, Depthwise) else description
+    return None if isinstance(norm, Fixed) else description
+
+
 # ---------------------------------------------------------------- CPUs, and other devices
 
 
@@ -237,7 +241,7 @@ def _without_gpu(
     part = isinstance(description, Depthwise)
     if isinstance(description, Depthwise):
         description = description.norm
-    if description is None or isinstance(description, Pixel):
+    if description is None or isinstance(description, Pixel | Traced):
         return Path("cpp", "" if fixed else "no loop makes its coefficients", apart=apart)
     if has_gaps(description):
         return Path("cpp", "its parameters or statistics have gaps in memory", part, apart)

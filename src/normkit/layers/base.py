@@ -480,15 +480,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
 
     def __getstate__(self) -> dict[str, Any]:
         # copies and files are of the layer, not of those who watch it
-        x, state = dense(x), self.state()
-        description = self.description(x, state)
-        fixed = not self.uses_moments()
-        path = decide(
-            x, self.cells(x), description, fixed=fixed, followed=followed, compiled=compiled
-        )
-        if path.name == "triton" and description is None and not fixed:
-            path = path._replace(reason=tracing.obstacle(self, x, state) or path.reason)
-        return self.with_loops(path, state, description)
+        return {**self.__dict__, "listeners": (), "exchange": None, **NO_PLANS, "_traced": {}}
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # half() and bfloat16() must not narrow statistics: they would stop moving

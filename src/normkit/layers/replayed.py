@@ -96,7 +96,7 @@ class Replayed:
             return path._replace(name="cpp", reason="torch updates its running statistics")
         learned = any(p is not None and p.requires_grad for p in fusion.parameters)
         if isinstance(fusion, Fixed) and torch.is_grad_enabled() and not learned:
-            return path._replace(name="cpp", reason="nothing is learned, and the passes keep nothing")
+            return path._replace(name="cpp", reason="nothing is learned, so nothing is kept")
         return path
 
     def in_loops(
