@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
 from normkit.core.moments import Coefficients, Moments
@@ -133,13 +134,13 @@ def test_layers_of_one_kind_share_a_plan(traced_here: list[TracedPlan]) -> None:
     assert len(traced_here) == 1
 
 
-def test_changed_options_and_modes_are_other_plans(
-    traced_here: list[TracedPlan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_options_and_modes_are_other_plans(traced_here: list[TracedPlan]) -> None:
     """A plan holds numbers that were attributes: an eps or a momentum set later must count."""
-    monkeypatch.setattr(tracing, "MOST_PLANS", 4)
     layer = made("ibn", {}, torch.float32)
     x = torch.randn(4, 8, 3, 3, device=DEVICE)
+    with nk.use_backend("torch"):
+        layer(x)
+    assert not traced_here
     layer(x)
     layer.eps, layer.momentum = 0.5, 0.7
     other = copy.deepcopy(layer)
@@ -148,13 +149,14 @@ def test_changed_options_and_modes_are_other_plans(
         torch.testing.assert_close(y, other(x), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(layer.running_mean, other.running_mean)
         expected = other.eval()(x)
-    torch.testing.assert_close(layer.eval()(x), expected, rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():  # must not keep the plan from being made
+        torch.testing.assert_close(layer.eval()(x), expected, rtol=1e-4, atol=1e-5)
     layer(x[:2])
-    assert len(traced_here) == 4
+    assert len(traced_here) == tracing.MOST_PLANS
     for step in range(3):
         layer.train().momentum = step / 3  # each step another one: not worth compiling for
         layer(x)
-    assert len(traced_here) == 4
+    assert len(traced_here) == tracing.MOST_PLANS
     assert "sets of options" in nk.why(layer, x)
 
 
@@ -232,6 +234,19 @@ def test_kernels_that_do_not_run_give_way_to_torch(
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(dict(layer.named_buffers()), dict(other.named_buffers()))
     assert nk.why(layer, x).endswith("its kernels do not run (out of resources).")
+
+
+def test_a_checkpoint_repeats_the_same_kernels(traced_here: list[TracedPlan]) -> None:
+    layer = made("shifted_bn", {}, torch.float32)
+    other = copy.deepcopy(layer)
+    x = torch.randn(4, 8, 3, 3, device=DEVICE, requires_grad=True)
+    y = checkpoint(layer, x, use_reentrant=False)
+    (found,) = torch.autograd.grad(y.square().sum(), x)
+    with nk.use_backend("torch"):
+        (expected,) = torch.autograd.grad(other(x).square().sum(), x)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(dict(layer.named_buffers()), dict(other.named_buffers()))
+    assert len(traced_here) == 2
 
 
 @pytest.mark.gpu

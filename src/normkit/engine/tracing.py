@@ -34,7 +34,7 @@ from normkit.engine.dispatch import decide, looked_into
 
 SWITCH = "NORMKIT_INDUCTOR"
 DEVICES = ["cuda"]  # where plans are made
-MOST_PLANS = 8  # of one class and width: options or batch sizes that always change are not compiled
+MOST_PLANS = 4  # of one class and width: options or batch sizes that always change are not compiled
 MOST_OPERATIONS = 400  # that a list may have: a compiler would take minutes for more
 
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | {"_factory", "_warned", "_traced", "_unrecorded"}
@@ -50,7 +50,7 @@ class Untraceable(Exception):
 
 def describe(layer: Any, x: Tensor, state: LayerState) -> Traced | None:
     """The description of a layer by its own function; None if it has to be torch's operations."""
-    if x.device.type not in DEVICES or looked_into():
+    if x.device.type not in DEVICES or looked_into() or type(x) is not Tensor:
         return None
     plan = find(layer, x, state)
     if not isinstance(plan, TracedPlan):
@@ -61,7 +61,7 @@ def describe(layer: Any, x: Tensor, state: LayerState) -> Traced | None:
 
 def obstacle(layer: Any, x: Tensor, state: LayerState) -> str:
     """Why there is no plan, for ``nk.why``."""
-    if x.device.type not in DEVICES:
+    if x.device.type not in DEVICES or type(x) is not Tensor:
         return ""
     plan = find(layer, x, state)
     return plan if isinstance(plan, str) else ""
@@ -75,9 +75,9 @@ def find(layer: Any, x: Tensor, state: LayerState) -> TracedPlan | str:
     known = layer.__dict__.setdefault("_traced", {})
     plan: TracedPlan | str | None = known.get(size)
     if plan is None:
-        plan = known[size] = _shared(layer, x, layout, state, size)
-        if isinstance(plan, str) and plan == CAPTURING:
-            del known[size]
+        plan = _shared(layer, x, layout, state, size)
+        if plan not in FOR_NOW:
+            known[size] = plan
     if isinstance(plan, TracedPlan):
         if plan.obstacle:
             return plan.obstacle
@@ -88,14 +88,18 @@ def find(layer: Any, x: Tensor, state: LayerState) -> TracedPlan | str:
     return plan
 
 
+OFF = f"{SWITCH}=0 is set"
+UNSERVED = "the kernels cannot serve its input"
 CAPTURING = "a CUDA graph is being captured, and it was not compiled before"
+WATCHED = "someone watches torch's operations, and it was not compiled before"
+FOR_NOW = (OFF, UNSERVED, CAPTURING, WATCHED)
 
 
 def _shared(layer: Any, x: Tensor, layout: Layout, state: LayerState, size: Any) -> Any:
     if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0 is set"
+        return OFF
     if decide(x, layout).name != "triton":
-        return "the kernels cannot serve its input"
+        return UNSERVED
     try:
         key = (*kind_of(layer, state), size)
     except Untraceable as why:
@@ -105,12 +109,20 @@ def _shared(layer: Any, x: Tensor, layout: Layout, state: LayerState, size: Any)
             return _plans[key]
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return CAPTURING
-        width = type(layer), layout.columns
-        _made[width] = _made.get(width, 0) + 1
-        if _made[width] > MOST_PLANS:
+        if torch._C._len_torch_dispatch_stack():
+            return WATCHED
+        width = type(layer), layout.columns, x.device
+        if state.again:  # it has to save the same tensors as the first one: it goes the same way
+            first = (*key[:-1], (*size[:-1], False))
+            if not isinstance(_plans.get(first), TracedPlan):
+                return "it repeats a forward that was torch's"
+        elif _made.get(width, 0) >= MOST_PLANS:
             return f"it had {MOST_PLANS} sets of options and batch sizes already"
+        else:
+            _made[width] = _made.get(width, 0) + 1
         try:
-            _plans[key] = TracedPlan(layer, layout, state, x.device)
+            with torch.inference_mode(False):
+                _plans[key] = TracedPlan(layer, layout, state, x.device)
         except Exception as error:  # whatever a layer or a compiler does: there is torch
             first = str(error).strip().split("\n")[0][:200]
             _plans[key] = (
@@ -395,7 +407,9 @@ class _Tracer:
 
         device = self.device.type
         autocast = torch.autocast(device, enabled=False) if device == "cuda" else nullcontext()
-        with autocast, self.mode, enable_python_dispatcher():
+        # hooks for saved tensors are others': a checkpoint counts what is saved
+        aside = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+        with autocast, aside, self.mode, enable_python_dispatcher():
             trace = make_fx(function, decomposition_table=select_decomp_table())
             graph = trace(self.count, *tensors)
         graph.graph.eliminate_dead_code()
