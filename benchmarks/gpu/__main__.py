@@ -165,6 +165,7 @@ def _with_extension() -> bool:
 def _alone() -> None:
     torch.set_num_threads(1)
     os.environ[SWITCH] = "0"  # not one compiler of C++ in each process
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # nor sixteen of Inductor's
 
 
 def _prepared(job: Job, machine: Machine, attempts: int = 4) -> float:

@@ -20,6 +20,10 @@ Job = tuple[str, list[str]]  # of a part, what one process prepares
 NETWORK, LAYERS, HOST, COMPILED, LAB = "network ", "layers ", "host", "compiled", "lab"
 FIRST = "128x256x56x56 channels_last"  # where straightforward versions are measured as well
 WRITTEN = ("bn", "gn", "bgn", "rbn", "bcn", "sn", "ubn", "bnet", "pn")  # of these
+# layers that have kernels of their own are measured at all shapes, the others at two
+ALL = (FIRST, "128x1024x14x14 channels_last")
+MOST = ("bn", "gn", "ln", "in", "bgn", "rbn", "iebn", "bcn", "batch_renorm", "sn")
+MOST += ("ubn", "bnet", "pn")
 SHAPES = (
     FIRST,
     "32x256x56x56 channels_last",
@@ -37,8 +41,10 @@ SECONDS = {COMPILED: 15, HOST: 12, NETWORK: 14, LAYERS: 9, LAB: 40}
 LAB_IMAGES = 12_800
 
 
-def layer_names() -> list[str]:
-    return nk.names("activation")
+def layer_names(part: str) -> list[str]:
+    names = nk.names("activation")
+    everything = part == HOST or part.removeprefix(LAYERS) in ALL
+    return names if everything else [name for name in names if name in MOST]
 
 
 @dataclass(frozen=True)
@@ -93,9 +99,11 @@ def jobs(part: str, machine: Machine) -> list[Job]:
     if part.startswith(NETWORK):
         return [(part, variants) for variants in machine.case(part).norms().values()]
     if part.startswith(LAYERS):
-        names = layer_names()
-        return [(part, names[::2]), (part, names[1::2])]
-    return [(part, layer_names())] if part == HOST else []
+        names = layer_names(part)
+        own, traced = ([n for n in names if (n in MOST) == here] for here in (True, False))
+        found = [(part, own), (part, traced[::2]), (part, traced[1::2])]
+        return [job for job in found if job[1]]
+    return [(part, layer_names(part)[i::3]) for i in range(3)] if part == HOST else []
 
 
 def prepare(job: Job, machine: Machine) -> None:
@@ -113,11 +121,11 @@ def measure(part: str, machine: Machine, log: Callable[[str], None]) -> Rows:
         return networks.measure(machine.case(part), machine.device, machine.turns, log)
     if part.startswith(LAYERS):
         written = WRITTEN if part == f"{LAYERS}{FIRST}" else ()
-        return single.measure(layer_names(), machine.spec(part), min(3, machine.turns), written)
+        return single.measure(layer_names(part), machine.spec(part), min(3, machine.turns), written)
     if part == LAB:
         return lab_rows(machine)
     length = 2 if machine.trial else host.LENGTH
-    return host.measure(layer_names(), machine.device, min(3, machine.turns), length)
+    return host.measure(layer_names(part), machine.device, min(3, machine.turns), length)
 
 
 def lab_rows(machine: Machine) -> Rows:

@@ -93,7 +93,7 @@ def test_a_compiled_network_answers_from_its_process(monkeypatch):
 
 
 def test_a_run_goes_on_and_never_mixes_versions(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(parts, "layer_names", lambda: ["bn", "dn"])
+    monkeypatch.setattr(parts, "layer_names", lambda part: ["bn", "dn"])
     monkeypatch.setattr(command, "source_hash", lambda: "one")
     file = tmp_path / "run.json"
     common = ["--trial", "--device", "cpu", "--turns", "1", "--json", str(file)]
