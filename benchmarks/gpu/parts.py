@@ -22,8 +22,21 @@ FIRST = "128x256x56x56 channels_last"  # where straightforward versions are meas
 WRITTEN = ("bn", "gn", "bgn", "rbn", "bcn", "sn", "ubn", "bnet", "pn")  # of these
 # layers that have kernels of their own are measured at all shapes, the others at two
 ALL = (FIRST, "128x1024x14x14 channels_last")
-MOST = ("bn", "gn", "ln", "in", "bgn", "rbn", "iebn", "bcn", "batch_renorm", "sn")
-MOST += ("ubn", "bnet", "pn")
+MOST = (
+    "bn",
+    "gn",
+    "ln",
+    "in",
+    "bgn",
+    "rbn",
+    "iebn",
+    "bcn",
+    "batch_renorm",
+    "sn",
+    "ubn",
+    "bnet",
+    "pn",
+)
 SHAPES = (
     FIRST,
     "32x256x56x56 channels_last",
