@@ -79,8 +79,9 @@ def find(layer: Any, x: Tensor, state: LayerState) -> TracedPlan | str:
         if plan not in FOR_NOW:
             known[size] = plan
     if isinstance(plan, TracedPlan):
-        if plan.obstacle:
-            return plan.obstacle
+        first = plan.first or plan
+        if first.obstacle:
+            return first.obstacle
         if layer.listeners or layer.exchange is not None or state.processes is not None:
             return "someone listens to its moments, or shares them"
         if not plan.fits(layer, state):
@@ -92,7 +93,8 @@ OFF = f"{SWITCH}=0 is set"
 UNSERVED = "the kernels cannot serve its input"
 CAPTURING = "a CUDA graph is being captured, and it was not compiled before"
 WATCHED = "someone watches torch's operations, and it was not compiled before"
-FOR_NOW = (OFF, UNSERVED, CAPTURING, WATCHED)
+REPEATED = "it repeats a forward that was torch's"
+FOR_NOW = (OFF, UNSERVED, CAPTURING, WATCHED, REPEATED)
 
 
 def _shared(layer: Any, x: Tensor, layout: Layout, state: LayerState, size: Any) -> Any:
@@ -112,22 +114,22 @@ def _shared(layer: Any, x: Tensor, layout: Layout, state: LayerState, size: Any)
         if torch._C._len_torch_dispatch_stack():
             return WATCHED
         width = type(layer), layout.columns, x.device
+        first = None
         if state.again:  # it has to save the same tensors as the first one: it goes the same way
-            first = (*key[:-1], (*size[:-1], False))
-            if not isinstance(_plans.get(first), TracedPlan):
-                return "it repeats a forward that was torch's"
+            first = _plans.get((*key[:-1], (*size[:-1], False)))
+            if not isinstance(first, TracedPlan):
+                return REPEATED
         elif _made.get(width, 0) >= MOST_PLANS:
             return f"it had {MOST_PLANS} sets of options and batch sizes already"
         else:
             _made[width] = _made.get(width, 0) + 1
         try:
             with torch.inference_mode(False):
-                _plans[key] = TracedPlan(layer, layout, state, x.device)
+                plan = TracedPlan(layer, layout, state, x.device)
+            plan.first = first if isinstance(first, TracedPlan) else None
+            _plans[key] = plan
         except Exception as error:  # whatever a layer or a compiler does: there is torch
-            first = str(error).strip().split("\n")[0][:200]
-            _plans[key] = (
-                f"its coefficients could not be compiled ({first or type(error).__name__})"
-            )
+            _plans[key] = f"its coefficients could not be compiled ({_first_line(error)})"
         return _plans[key]
 
 
@@ -193,7 +195,8 @@ class TracedPlan:
         self.compiled = self.compiler(self.forward_list, self.mode)
         self.run_forward: Callable[..., Any] | None = None  # once it has been tried
         self.run_backward: Callable[..., Any] | None = None  # once there is a backward
-        self.obstacle = ""
+        self.obstacle = ""  # what was found when they ran
+        self.first: TracedPlan | None = None  # of the forward that this one repeats
 
     def _tensors(self, layer: Any, state: LayerState) -> list[Tensor]:
         kept = state.statistics
