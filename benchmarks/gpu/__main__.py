@@ -85,11 +85,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 log(f"{part}: no time left for it")
                 continue
             start = time.perf_counter()
-            if part == parts.COMPILED and together is not None:
-                rows = together.measure(machine.turns, min(600, 0.15 * left()), log)
-                together.close()
-            else:
-                rows = parts.measure(part, machine, log)
+            try:
+                if part == parts.COMPILED and together is not None:
+                    rows = together.measure(machine.turns, min(600, 0.15 * left()), log)
+                    together.close()
+                else:
+                    rows = parts.measure(part, machine, log)
+            except Exception as error:  # the other parts are measured all the same
+                log(f"{part}: {first_line(error)}")
+                continue
             taken = round(time.perf_counter() - start, 1)
             document["parts"][part] = {"seconds": taken, "rows": rows}
             write_text(options.json, json.dumps(document, indent=1, ensure_ascii=False) + "\n")

@@ -15,7 +15,6 @@ from torch import nn
 
 import normkit as nk
 from benchmarks.gpu import networks
-from normkit.errors import NormkitError
 from normkit.timing import training_step
 
 LENGTH = 40
@@ -48,7 +47,7 @@ def measure(
             step = training_step(chain(name, length).to(device), x, torch.randn_like(x))
             for _ in range(networks.SETTLING):
                 step()
-        except NormkitError as problem:
+        except Exception as problem:
             row["error"] = networks.first_line(problem)
             continue
         timers[name] = networks.timer(step, device)

@@ -17,7 +17,6 @@ from benchmarks import layers, step_cost
 from benchmarks.gpu.networks import first_line
 from benchmarks.straightforward import plain
 from normkit import timing
-from normkit.errors import NormkitError
 from normkit.layers.base import Normalizer
 from normkit.timing import InputSpec, tensors
 
@@ -45,7 +44,7 @@ def measure(names: list[str], spec: InputSpec, repeats: int, written: Sequence[s
             timing.training_step(module, x, dy)()
             if written:
                 row["difference"] = layers.disagreement(name, spec) if name in written else {}
-        except (NormkitError, torch.OutOfMemoryError) as problem:
+        except Exception as problem:  # of a layer that refuses, of Triton, of the device
             row["error"] = first_line(problem)
             continue
         if not all(d <= layers.tolerance(spec.dtype) for d in row.get("difference", {}).values()):

@@ -109,10 +109,20 @@ def test_a_run_goes_on_and_never_mixes_versions(tmp_path, monkeypatch, capsys):
     assert bn["straightforward_seconds"] > 0
     assert bn["difference"]["y"] < 1e-2
 
+    monkeypatch.setattr(parts.host, "measure", _broken)
+    other = str(tmp_path / "other.json")
+    assert command.main([*common[:-1], other, "--parts", "host", layers]) == 1
+    assert "host: RuntimeError: broken" in capsys.readouterr().err
+    assert list(json.loads(Path(other).read_text())["parts"]) == [layers]
+
     monkeypatch.setattr(command, "source_hash", lambda: "two")
     assert command.main([*common, "--parts", "host"]) == 2
     assert "its source is one, here it is two" in capsys.readouterr().err
     assert json.loads(file.read_text()) == both
+
+
+def _broken(*arguments):
+    raise RuntimeError("broken")
 
 
 @pytest.mark.parametrize(
