@@ -78,12 +78,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_collection_finish() -> None:
-    """What has been imported and collected, a million objects, stays to the end: whoever asks for
-    garbage or for all objects (torch's compiler at every graph, conversion for optimizers) need
+def _freeze() -> None:
+    """What is there now, a million objects, stays to the end: whoever asks for garbage or for all
+    objects (torch's compiler at every graph, conversion for optimizers, the lab before a run) need
     not look through it again, half a second each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    _freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What the tests of a file have left behind, in caches of torch above all, likewise."""
+    if nextitem is not None and nextitem.path != item.path:
+        _freeze()
 
 
 def pytest_unconfigure() -> None:
