@@ -2,7 +2,9 @@
 
 python -m tools.evidence                      docs/papers.md, evidence.md, which-normalizer.md, and
                                               the table of docs/tasks-of-the-papers.md
-python -m tools.evidence --reports FOLDER     also a page with charts for each experiment
+python -m tools.evidence --reports FOLDER [NAME ...]
+                                              instead a page with charts for each experiment, or
+                                              for these, such as g-ubn
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from normkit.core.atomic_write import write_text
 from normkit.lab.statistics import compare
+from tools.evidence.claims import CLAIMS
 from tools.evidence.page import Evidence, evidence_page
 from tools.evidence.papers import papers_page
 from tools.evidence.tasks import tasks_page
@@ -34,20 +37,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--reports", type=Path, metavar="FOLDER", help="for pages with charts")
+    parser.add_argument("only", nargs="*", metavar="NAME", help="experiments to report on")
     options = parser.parse_args(arguments)
+    if options.reports:
+        files = sorted(path.stem for path in CLAIMS.glob("*.toml"))
+        if unknown := [name for name in options.only if name not in files]:
+            parser.error(f"no experiment {', '.join(unknown)}; there are {', '.join(files)}")
+        write_reports(options.reports, options.only)
+        return 0
+    if options.only:
+        parser.error("names go with --reports FOLDER; pages are always written all")
     for name, page in PAGES.items():
         write_text(DOCS / name, page())
-    if options.reports:
-        write_reports(options.reports)
     return 0
 
 
-def write_reports(folder: Path) -> None:
-    """One HTML page for each experiment that has results."""
+def write_reports(folder: Path, only: Sequence[str] = ()) -> None:
+    """One HTML page for each experiment that has results, or for these."""
     from normkit.lab.report import report  # jinja2 and plotly
 
     evidence = Evidence()
     for file, experiment in evidence.experiments.items():
+        if only and file not in only:
+            continue
         if results := evidence.results[file]:
             print(
                 report(experiment, results, compare(experiment, results), folder / f"{file}.html")

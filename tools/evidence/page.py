@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections import Counter
@@ -15,38 +16,44 @@ from normkit.lab.statistics import UNSTABLE
 from tools.evidence.claims import ALL, Claim, experiment_of
 from tools.evidence.judge import (
     CONTRADICTED,
+    LEFT,
     NOT_RUN,
     ClaimRow,
+    all_seeds,
     claim_experiment,
     judge,
-    measured,
     scores,
 )
 from tools.evidence.results import RESULTS, read_results, read_sweeps
 
 # measures in words, and how many digits they have
 MEASURES = {
-    "condensation": "mean cosine between images, over the epochs",
-    "stat_diff": "StatDiff, mean over layers and epochs",
-    "esm_std": "ESM of the deviations, mean over batch norms",
-    "disturbance": "accuracy lost with errors up to 0.5, points",
-    "corruption": "accuracy lost on damaged images, points",
-    "corruption_adapted": "accuracy lost on damaged images after adaptation, points",
+    "condensation": "mean cosine between images, over the epochs; less is better",
+    "stat_diff": "StatDiff, mean over layers and epochs; less is better",
+    "esm_std": "ESM of the deviations, mean over the batch norms that both have; less is better",
+    "esm_std_trend": "rank correlation of ESM with depth in each run; 0 is no trend, 1 grows "
+    "all along",
+    "disturbance": "accuracy lost with errors up to 0.5, points; less is better",
+    "corruption": "accuracy lost on damaged images, points; less is better",
+    "corruption_adapted": "accuracy lost on damaged images after adaptation, points; less is "
+    "better",
 }
 SERIES = ("condensation",)  # one number an epoch, shown epoch by epoch
 POINTS = ("disturbance", "corruption", "corruption_adapted")  # measures that are shares
 TEXT = """\
 Each claim is an experiment of [experiments/claims](../experiments/claims): small networks and few
 epochs, so a claim that does not hold here may hold at the papers' scale, and the other way round.
-Seeds are paired. Answers come from the lab's verdicts ([how they are reached](verdicts.md)), with
-5 % for all rows of a claim together, those not run yet included. *holds*: the interval of the
-difference excludes 0 on the side that the paper says; *contradicted*: on the other side; *does not
+Seeds are paired, and a comparison has all seeds that were trained on both sides: where means of
+one network differ from table to table, they are over different seeds. Answers come from the lab's
+verdicts ([how they are reached](verdicts.md)), with 5 % for all planned rows of a claim together,
+those not run yet included (Holm); claims are not corrected together. *holds*: the interval of the
+difference excludes 0 on the side that the claim says; *contradicted*: on the other side; *does not
 hold*: the difference is smaller than half a point, or is there where none should be; *not shown*:
-too few seeds to tell; *unstable*: runs were lost.
+too few seeds to tell, with the side on which the mean lies; *unstable*: runs were lost.
 
     NORMKIT_DATA=… python -m tools.evidence.train --out FOLDER    train, headline claims first
     make evidence                                this page, from the committed results
-    python -m tools.evidence --reports FOLDER    pages with charts, one an experiment"""
+    python -m tools.evidence --reports FOLDER [NAME …]    pages with charts, one an experiment"""
 
 
 def evidence_page(folder: Path = RESULTS) -> str:
@@ -63,7 +70,20 @@ class Evidence:
             file: read_results(experiment, folder) for file, experiment in self.experiments.items()
         }
         self.sweeps = read_sweeps(folder)
-        self.rows = [judge(claim, self.results[claim.file]) if claim.file else [] for claim in ALL]
+        # experiments share runs, some have more seeds of them than others
+        self.pool = {run: each for file in files for run, each in self.results[file].items()}
+        self.rows = [judge(claim, self.pool) for claim in ALL]
+        # who has less accuracy can lose less: of claims about lost accuracy, what is left
+        self.left = [
+            judge(dataclasses.replace(claim, measure=claim.measure + LEFT), self.pool)
+            if claim.measure in POINTS
+            else []
+            for claim in ALL
+        ]
+
+    def pooled(self, file: str) -> Experiment:
+        """An experiment with the seeds of the one that has most, as claims are judged."""
+        return dataclasses.replace(self.experiments[file], seeds=all_seeds())
 
     def runs(self) -> int:
         """How many were trained; experiments share some."""
@@ -78,17 +98,16 @@ class Evidence:
         return sum(each["seconds"] for each in self.sweeps if device_kind(each["device"]) == kind)
 
     def seconds(self, file: str) -> dict[str, float]:
-        """GPU and CPU seconds of an experiment's runs: its share of the time of the sweeps.
+        """GPU and CPU seconds of an experiment's runs: their share of the time of their sweep.
 
         Runs train side by side, so their own seconds are longer than what they cost.
         """
         spent: dict[str, float] = {}
         for result in self.results[file].values():
             kind = device_kind(result.environment.get("device", ""))
-            busy = sum(
-                each["run_seconds"] for each in self.sweeps if device_kind(each["device"]) == kind
-            )
-            share = self.total(kind) / busy if busy else 1.0
+            number = result.environment.get("sweep")
+            sweep = self.sweeps[int(number)] if number and self.sweeps else {}
+            share = sweep["seconds"] / sweep["run_seconds"] if sweep else 1.0
             spent[kind] = spent.get(kind, 0.0) + share * result.seconds
         return spent
 
@@ -110,21 +129,21 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     yield ""
     yield from _introduction(evidence)
     yield ""
-    yield "| | claim | paper | n | answers |"
-    yield "|---|---|---|---:|---|"
-    for claim, rows in zip(ALL, evidence.rows, strict=True):
-        yield _summary(claim, rows)
-    yield ""
-    yield from _in_short(evidence)
+    yield "| | claim | paper | n | differences | answer |"
+    yield "|---|---|---|---:|---:|---|"
+    for claim, rows, left in zip(ALL, evidence.rows, evidence.left, strict=True):
+        yield _summary(claim, rows, left)
+    told: set[str] = set()
     for letter in dict.fromkeys(claim.letter for claim in ALL):
         mine = [i for i, claim in enumerate(ALL) if claim.letter == letter]
         yield ""
         yield f"## ({letter})"
         for i in mine:
             yield ""
-            yield from _section(evidence, ALL[i], evidence.rows[i])
-        for file in dict.fromkeys(ALL[i].file for i in mine if ALL[i].file):
+            yield from _section(evidence, i)
+        for file in dict.fromkeys(ALL[i].file for i in mine if ALL[i].file not in told):
             yield from _file_lines(evidence, file)
+            told.add(file)
 
 
 def _introduction(evidence: Evidence) -> Iterator[str]:
@@ -135,39 +154,45 @@ def _introduction(evidence: Evidence) -> Iterator[str]:
         f"{evidence.runs()} of {evidence.planned()} planned runs, "
         f"{' and '.join(each for each in spent if not each.startswith('0 '))}"
         f"{f', {shared:.0f} s of them shared with other work' if shared else ''}"
-        f"{' (' + '; '.join(devices) + ')' if devices else ''}."
+        f"{' (' + '; '.join(devices) + ')' if devices else ''}. "
+        "Experiments share runs: seconds of each are its runs' part of their sweep, and add up to "
+        "more."
     )
     yield TEXT
 
 
-def _summary(claim: Claim, rows: Sequence[ClaimRow]) -> str:
+def _summary(claim: Claim, rows: Sequence[ClaimRow], left: Sequence[ClaimRow]) -> str:
     ran = [row for row in rows if row.answer != NOT_RUN]
     n = max((row.pairs for row in ran), default=0)
-    said = Counter(row.answer for row in rows)
+    digits = Digits(claim)
+    gaps = ", ".join(digits.signed(row.difference) for row in ran)
+    source = claim.source or experiment_of(claim.file).source
+    words = f"**{answer_in_words(claim, rows)}**"
+    if _ran(left):
+        words += f"; of accuracy left: **{answer_in_words(claim, left)}**"
+    return f"| {claim.letter} | {claim.text} | {source} | {n or ''} | {gaps} | {words} |"
+
+
+def answer_in_words(claim: Claim, rows: Sequence[ClaimRow]) -> str:
+    """What the rows that were run say together, and of how many of its values they are."""
+    ran = [row for row in rows if row.answer != NOT_RUN]
+    if not ran:
+        return NOT_RUN
+    said = Counter(row.said for row in ran)
     words = ", ".join(
-        answer if len(rows) == many else f"{answer} {many} of {len(rows)}"
+        answer if len(said) == 1 else f"{answer} {many} of {len(ran)}"
         for answer, many in said.items()
     )
-    source = claim.source or experiment_of(claim.file).source
-    return f"| {claim.letter} | {claim.text} | {source} | {n or ''} | {words or NOT_RUN} |"
+    parts = []
+    for key, name in (claim.over, ("train.warmup", "schedules")):
+        planned, found = ({_value(row, key) for row in each} for each in (rows, ran))
+        if len(found) < len(planned):
+            parts.append(f"{len(found)} of {len(planned)} {name}")
+    return f"{', '.join(parts)} run: {words}" if parts else words
 
 
-def _in_short(evidence: Evidence) -> Iterator[str]:
-    """The answers in sentences, of the claims that were run."""
-    yield "## In short"
-    for claim, rows in zip(ALL, evidence.rows, strict=True):
-        ran = [row for row in rows if row.answer != NOT_RUN]
-        if not ran:
-            continue
-        text = "; ".join(
-            f"{_place(claim, row)}: **{row.answer}** ({_gap(claim, row)})" for row in ran
-        )
-        rest = f"; {len(rows) - len(ran)} of {len(rows)} not run" if len(ran) < len(rows) else ""
-        yield f"- ({claim.letter}) {claim.text}: {text}{rest}."
-    without = [claim for claim, rows in zip(ALL, evidence.rows, strict=True) if not _ran(rows)]
-    if without:
-        letters = ", ".join(dict.fromkeys(f"({claim.letter})" for claim in without))
-        yield f"- Not run: {len(without)} of {len(ALL)} claims, of {letters}."
+def _value(row: ClaimRow, key: str) -> object:
+    return row.variant if key == "variant" else dict(row.cell).get(key)
 
 
 def _ran(rows: Sequence[ClaimRow]) -> bool:
@@ -178,83 +203,87 @@ def _place(claim: Claim, row: ClaimRow) -> str:
     return f"{row.variant}, {where(row.cell)}" if len(claim.expected) > 1 else where(row.cell)
 
 
-def _gap(claim: Claim, row: ClaimRow) -> str:
-    digits = Digits(claim)
-    if not row.pairs:
-        return f"lost {row.lost} runs, and {row.baseline_lost} of {row.baseline}"
-    ours, theirs = (digits.spread(mean, math.nan) for mean in (row.mean, row.baseline_mean))
-    return f"{ours} against {theirs}, n {row.pairs}"
-
-
-def _section(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
+def _section(evidence: Evidence, i: int) -> Iterator[str]:
+    claim, rows = ALL[i], evidence.rows[i]
     first = claim.text[0]
     yield f"**{first.upper() if first.isascii() else first}{claim.text[1:]}.**"
     if not _ran(rows):
         yield "Not run."
         return
     if claim.measure:
-        yield f"Compared is a measure: {MEASURES[claim.measure]}; less is better."
+        yield f"Compared is a measure: {MEASURES[claim.measure]}."
     if claim.epoch:
         yield f"Compared is the test set after epoch {claim.epoch}."
     yield ""
-    yield "| where | compared | n | ours | with | difference | interval | verdict | the claim |"
-    yield "|---|---|---:|---:|---:|---:|---:|---|---|"
-    for row in rows:
-        yield _row(claim, row)
-    if claim.measure in POINTS:
+    yield from _table(claim, rows)
+    if left := evidence.left[i]:
         yield ""
-        yield from _left(evidence, claim, rows)
+        yield "The accuracy that is left, in percent: who has less can lose less."
+        yield ""
+        yield from _table(claim, left)
     if claim.measure in SERIES:
         yield ""
         yield from _series(evidence, claim, rows)
-    if any(row.answer in (CONTRADICTED, UNSTABLE) for row in rows):
+    if claim.measure.endswith("_trend"):
         yield ""
+        yield from _by_layer(evidence, claim, rows)
+    wrong = any(row.answer in (CONTRADICTED, UNSTABLE) for row in rows)
+    if claim.note or wrong:
+        yield ""
+    if claim.losses or wrong:
         yield from _why(evidence, claim, rows)
-    elif claim.note:
-        yield ""
-        yield claim.note
-
-
-def _left(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
-    """The accuracy that remains: who has less can lose less."""
-    experiment, results = claim_experiment(claim), evidence.results[claim.file]
-    told = []
-    for row in rows:
-        means = []
-        for name in (row.variant, row.baseline):
-            variant = experiment.variant(name, row.cell)
-            runs = [results[run.id] for run in variant.runs(experiment.seeds) if run.id in results]
-            lost = [(run, measured(run, claim.measure)) for run in runs]
-            left = [(run.score(experiment.metric) or 0.0) - x for run, x in lost if x is not None]
-            means.append(f"{100 * statistics.fmean(left):.2f}" if left else "–")
-        if "–" not in means:
-            told.append(f"{means[0]} against {means[1]} ({_place(claim, row)})")
-    if told:
-        yield f"Accuracy that is left, in percent: {', '.join(told)}."
-
-
-def _why(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
-    """What training was like where a claim is contradicted: slower, unstable, or as good?"""
-    experiment, results = claim_experiment(claim), evidence.results[claim.file]
-    told = []
-    for row in rows:
-        ours, theirs = (
-            _last_loss(experiment.variant(name, row.cell), experiment, results)
-            for name in (row.variant, row.baseline)
-        )
-        if not math.isnan(ours + theirs):
-            told.append(f"{ours:.3f} against {theirs:.3f} ({_place(claim, row)})")
-    lost = sum(row.lost + row.baseline_lost for row in rows)
-    if told:
-        yield f"Training loss of the last epoch: {', '.join(told)}; runs lost: {lost}."
-    if lost:
-        yield f"Lost: {'; '.join(_lost_runs(experiment, results))}."
     if claim.note:
         yield claim.note
 
 
+def _table(claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
+    """The rows that were run; and which were not."""
+    yield "| where | compared | n | ours | with | difference | interval | verdict | the claim |"
+    yield "|---|---|---:|---:|---:|---:|---:|---|---|"
+    for row in rows:
+        if row.answer != NOT_RUN:
+            yield _row(claim, row)
+    places = [_place(claim, row) for row in rows if row.answer == NOT_RUN]
+    if places:
+        yield ""
+        many = f"{len(places)} of {len(rows)} rows"
+        yield f"Not run: {'; '.join(places) if len(places) < 4 else many}."
+
+
+def _by_layer(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
+    """Means over the seeds, from the first layer to the last."""
+    experiment, results = claim_experiment(claim), evidence.pool
+    measure = claim.measure.removesuffix("_trend")
+    for row in rows:
+        runs = experiment.variant(row.variant, row.cell).runs(experiment.seeds)
+        found = [results[run.id].epochs[-1].measures for run in runs if run.id in results]
+        layers = zip(*(each[measure] for each in found if each.get(measure)), strict=True)
+        means = ", ".join(f"{statistics.fmean(each):.2g}" for each in layers)
+        yield f"By layer, {where(row.cell)}: {means}."
+
+
+def _why(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
+    """What training was like: slower, unstable, or as good?"""
+    experiment, results = claim_experiment(claim), evidence.pool
+    told = []
+    for row in rows:
+        if row.answer == NOT_RUN or claim.measure.endswith("_trend"):
+            continue
+        pairs = [
+            _losses(experiment.variant(name, row.cell), experiment, results)
+            for name in (row.variant, row.baseline)
+        ]
+        if all(pairs):
+            told.append(f"{pairs[0]} against {pairs[1]} ({_place(claim, row)})")
+    lost = sum(row.lost + row.baseline_lost for row in rows)
+    if told:
+        yield f"Training loss of the first and the last epoch: {', '.join(told)}."
+    if lost:
+        yield f"Lost: {'; '.join(_lost_runs(experiment, results))}."
+
+
 def _series(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
-    experiment, results = claim_experiment(claim), evidence.results[claim.file]
+    experiment, results = claim_experiment(claim), evidence.pool
     for row in (row for row in rows if row.answer != NOT_RUN):
         ours, theirs = (
             _by_epoch(claim.measure, experiment.variant(name, row.cell), experiment, results)
@@ -286,11 +315,12 @@ def _by_epoch(
     return ", ".join(f"{statistics.fmean(each):.3f}" for _, each in sorted(values.items()))
 
 
-def _last_loss(variant: Variant, experiment: Experiment, results: Mapping[str, Result]) -> float:
+def _losses(variant: Variant, experiment: Experiment, results: Mapping[str, Result]) -> str:
+    """Means over the seeds, of the first epoch and the last."""
     runs = [results[run.id] for run in variant.runs(experiment.seeds) if run.id in results]
-    losses = [run.epochs[-1].train_loss for run in runs if run.epochs]
-    known = [loss for loss in losses if loss is not None]
-    return statistics.fmean(known) if known else math.nan
+    known = [[e.train_loss for e in run.epochs if e.train_loss is not None] for run in runs]
+    ends = [(losses[0], losses[-1]) for losses in known if losses]
+    return " to ".join(f"{statistics.fmean(each):.3f}" for each in zip(*ends, strict=True))
 
 
 def _row(claim: Claim, row: ClaimRow) -> str:
@@ -306,7 +336,7 @@ def _row(claim: Claim, row: ClaimRow) -> str:
         f"| {digits.spread(row.baseline_mean, row.baseline_std)} "
         f"| {digits.signed(row.difference)} "
         f"| {'–' if math.isnan(row.low) else interval} "
-        f"| {verdict} | {row.answer} |"
+        f"| {verdict} | {row.said} |"
     )
 
 
@@ -340,7 +370,7 @@ def _file_lines(evidence: Evidence, file: str) -> Iterator[str]:
     cost = " and ".join(f"{seconds:.0f} s of a {kind}" for kind, seconds in sorted(spent.items()))
     yield f"{len(results)} of {len(experiment.runs())} runs, {cost}."
     yield ""
-    yield from _score_table(experiment, results)
+    yield from _score_table(evidence.pooled(file), evidence.pool)
 
 
 def _protocol(experiment: Experiment) -> str:
@@ -358,7 +388,8 @@ def _score_table(experiment: Experiment, results: Mapping[str, Result]) -> Itera
         for name in names:
             here = [v for v in experiment.variants if (v.name, v.cell) == (name, cell)]
             fields.append(_score(experiment, here[0], results, digits) if here else "")
-        yield f"| {where(cell)} | " + " | ".join(fields) + " |"
+        if any(fields):
+            yield f"| {where(cell)} | " + " | ".join(fields) + " |"
 
 
 def _score(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -36,6 +37,22 @@ def write_results(
     body = ",\n".join(lines)
     text = f'{{"environment": {head},\n"runs": [\n{body}\n]}}\n'
     return write_text(folder / f"{experiment.name}.json", text)
+
+
+def of_sweep(
+    number: int, results: Mapping[str, Result], known: Mapping[str, Result]
+) -> dict[str, Result]:
+    """Results that say in which sweep they were trained: this one, if they do not know."""
+    return {
+        run: dataclasses.replace(
+            result,
+            environment={
+                **result.environment,
+                "sweep": known[run].environment.get("sweep", "") if run in known else str(number),
+            },
+        )
+        for run, result in results.items()
+    }
 
 
 def read_results(experiment: Experiment, folder: Path = RESULTS) -> dict[str, Result]:

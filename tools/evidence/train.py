@@ -27,7 +27,7 @@ from normkit.lab.store import Store
 from normkit.lab.sweep import ProgressListener, SweepPlan
 from normkit.lab.sweep import run as sweep
 from tools.evidence.claims import STAGES, Stage, experiment_of, ordered_runs
-from tools.evidence.results import SWEEPS, read_sweeps, write_results
+from tools.evidence.results import SWEEPS, of_sweep, read_results, read_sweeps, write_results
 
 STORE = "claims.sqlite"
 
@@ -109,11 +109,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for made, run in pairs
                 if made.id in results
             }
+        earlier = read_sweeps(options.out)
         for file in dict.fromkeys(stage.file for stage in stages):
-            write_results(experiment_of(file), results, options.out)
+            experiment = experiment_of(file)
+            known = read_results(experiment, options.out)
+            write_results(experiment, of_sweep(len(earlier), results, known), options.out)
         new = [result for result in done if result.run not in before]
         sweeps = [
-            *read_sweeps(options.out),
+            *earlier,
             {
                 "device": new[0].environment["device"] if new else "",
                 "seconds": round(seconds, 1),
