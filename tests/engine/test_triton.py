@@ -18,6 +18,7 @@ from normkit.errors import OptionError
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 triton_passes = pytest.importorskip("normkit.engine.triton.passes")
+triton_forms = pytest.importorskip("normkit.engine.triton.forms")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -164,7 +165,7 @@ def test_moments_do_not_cancel():
 def test_many_splits(monkeypatch):
     """Cells cut into parts, the last one shorter, merge to the same moments and sums."""
     monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 4)
-    monkeypatch.setattr(triton_passes, "TILE", 64)
+    monkeypatch.setattr(triton_forms, "TILE", 64)
     triton_passes.form_of.cache_clear()
     triton_passes.splits_of.cache_clear()
     try:

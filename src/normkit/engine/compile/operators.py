@@ -58,7 +58,7 @@ def _fused_forward(x: Tensor, residual: Tensor | None, *rest: Any) -> tuple[Tens
     layout = records.layout_of(x, kind[1])
     parts = passes.moment_parts(x, layout)
     tables, period, begin, _ = families[type(fusion)].coefficients(x, parts, fusion, layout)
-    y = passes.apply_map(x, tables, period, residual, activation, layout)
+    y = passes.apply_map(x, tables, period, residual, activation, layout, reduced=True)
     return y, records.written(tables, fusion, begin, x.shape[1])
 
 
@@ -76,11 +76,14 @@ def _fused_backward(
     fusion = records.outlined(x, tables, parameters, *kind)
     layout = records.layout_of(x, kind[1])
     period = records.sizes(x, *kind[:2]).period
+    grad = layout.aligned(grad)
     parts, dr = passes.sum_parts(grad, x, tables, period, residual, act, layout, needs_residual)
     extra, found = families[type(fusion)].gradients(x, parts, fusion, layout, tables, None)
     dx = x.new_empty(0)
     if needs_x:
-        dx = passes.apply_gradient(grad, x, tables, period, residual, act, extra, layout)
+        dx = passes.apply_gradient(
+            grad, x, tables, period, residual, act, extra, layout, reduced=True
+        )
     found = records.whole_storage(found, parameters, x)
     return dx, x.new_empty(0) if dr is None else dr, found
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from normkit.core.fusion import Channel
 from normkit.core.statistics import Seen
 from normkit.engine.families.family import ChannelLayout, FamilyTables
-from normkit.engine.families.gate import COLUMNS, FEW
+from normkit.engine.families.gate import COLUMNS
 from normkit.engine.triton import passes, stages
 from normkit.engine.triton.launch import Launch
 
@@ -26,9 +26,9 @@ from normkit.engine.triton.launch import Launch
 def coefficients(
     x: Tensor, parts: passes.Parts, fusion: Channel, layout: ChannelLayout
 ) -> FamilyTables:
-    if parts.splits > FEW:
-        parts = passes.merged(x, parts, layout, sums=True)
     channels, rows = x.shape[1], layout.rows
+    if stages.rows_at_once(rows, parts.splits, _columns(channels, fusion.groups)) is None:
+        parts = passes.merged(x, parts, layout, sums=True)
     tables = passes.table(x, 5 * rows * channels + 4 * channels)
     memory, given = fusion.memory, fusion.given
     if given is None and memory is not None:
@@ -36,13 +36,14 @@ def coefficients(
     micro = memory is not None and fusion.rate is not None
     # with micro batches every channel must be in the statistics before the map
     turns = ((True, False), (False, True)) if micro else ((memory is not None, True),)
+    width = stages.at_once(memory, channels)
     for remember, map in turns:
         source, affine, own = _flags(fusion)
         start = _map(
             (rows, channels, fusion.groups, layout.count, parts.splits, parts.span),
             fusion.eps,
             (0.0, 1.0) if memory is None else memory[5:],
-            (source, micro, affine, own, remember, map),
+            (source, micro, affine, own, width if remember else 0, map),
         )
         start(
             parts.tables,
@@ -57,8 +58,9 @@ def coefficients(
 
 @lru_cache(maxsize=4096)
 def _map(sizes: Any, eps: float, memory: Any, flags: Any) -> Launch:
-    blocks, tile = _tile(*sizes[:3])
-    return Launch(channel_map_kernel, (blocks,), (*sizes, eps, *memory), (*flags, *tile))
+    grid, tile, warps = _tile(*sizes[:3], sizes[4])
+    numbers = *sizes, eps, *memory
+    return Launch(channel_map_kernel, grid, numbers, (*flags, *tile), warps, alone=passes._alone())
 
 
 def gradients(
@@ -69,9 +71,9 @@ def gradients(
     tables: Tensor,
     grad_gates: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    if parts.splits > FEW:
-        parts = passes.summed(parts)
     channels, rows = x.shape[1], layout.rows
+    if stages.rows_at_once(rows, parts.splits, _columns(channels, fusion.groups)) is None:
+        parts = passes.summed(parts)
     out = passes.table(x, 2 * rows * channels + 4 * channels)
     start = _gradient(
         (rows, channels, fusion.groups, layout.count, parts.splits), fusion.eps, _flags(fusion)
@@ -85,8 +87,9 @@ def gradients(
 
 @lru_cache(maxsize=4096)
 def _gradient(sizes: Any, eps: float, flags: Any) -> Launch:
-    blocks, tile = _tile(*sizes[:3])
-    return Launch(channel_gradient_kernel, (blocks,), (*sizes, eps), (*flags, *tile))
+    grid, tile, warps = _tile(*sizes[:3], sizes[4])
+    constants = *flags, *tile
+    return Launch(channel_gradient_kernel, grid, (*sizes, eps), constants, warps, alone=passes._alone())
 
 
 def _flags(fusion: Channel) -> tuple[int, ...]:
@@ -98,13 +101,22 @@ def _flags(fusion: Channel) -> tuple[int, ...]:
     return int(constant), fusion.weight is not None, own
 
 
-def _tile(rows: int, channels: int, groups: int) -> tuple[int, tuple[int, ...]]:
-    """How many programs for all groups, and D, ROWS, GROUPS, WIDE."""
+def _tile(
+    rows: int, channels: int, groups: int, splits: int
+) -> tuple[tuple[int], tuple[int, ...], int]:
+    """The grid; D, ROWS, SPLITS, GROUPS, WIDE; warps."""
+    columns = _columns(channels, groups)
+    held = stages.rows_at_once(rows, splits, columns)
+    assert held is not None
     deep = channels // groups
     wide = passes.power_of_two(deep)
-    many = max(1, COLUMNS // wide)
-    high = max(1, min(passes.power_of_two(rows), 2048 // (many * wide), 128))
-    return -(-groups // many), (deep, high, many, wide)
+    warps = stages.warps_for(held[0] * held[1] * columns)
+    return (-(-groups // (columns // wide)),), (deep, *held, columns // wide, wide), warps
+
+
+def _columns(channels: int, groups: int) -> int:
+    """Of a program: one group, or several small ones."""
+    return max(COLUMNS, passes.power_of_two(channels // groups))
 
 
 def seen(fusion: Channel, tables: Tensor, rows: int, channels: int) -> Seen:
@@ -159,7 +171,7 @@ def channel_map_kernel(
     rows, C, groups, positions, splits, span, eps, momentum, correction,
     SOURCE: tl.constexpr, MICRO: tl.constexpr, AFFINE: tl.constexpr, OWN: tl.constexpr,
     REMEMBER: tl.constexpr, MAP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-    GROUPS: tl.constexpr, WIDE: tl.constexpr,
+    SPLITS: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Makes one tensor: the map (3, N, C), the moments (2, N, C), the statistics (4, C) of the
     batch and those used. With MICRO the statistics to remember are about the old mean and enter at
@@ -169,12 +181,15 @@ def channel_map_kernel(
     map, tables, statistics = made, made + 3 * size, made + 5 * size
     own = channel[None, :]
     known = inside[None, :]
+    stages.release(OVERLAP)
+    stages.wait(OVERLAP)
     if MICRO and MAP:  # the first launch has pooled
         middle, var = tl.zeros((1, GROUPS * WIDE), tl.float32), tl.zeros((1, 1), tl.float32)
     else:
         middle, var = stages.pool_samples(
-            parts, tables, weight, channel, inside, rows, C, positions, splits, span, False, ROWS
-        )
+            parts, tables, weight, channel, inside, rows, C, positions, splits, span,
+            False, ROWS, SPLITS,
+        )  # fmt: skip
         second = var
         if MICRO:
             apart = middle - stages.of_channel(given_mean, channel, inside, 0.0)
@@ -210,7 +225,7 @@ def channel_map_kernel(
             new = tl.load(rate)
         stages.remember(
             arrivals, statistics, given_mean, given_var, batches, nonfinite, statistics, C, new,
-            correction, False, 256,
+            correction, False, REMEMBER,
         )  # fmt: skip
 
 
@@ -219,7 +234,8 @@ def channel_gradient_kernel(
     parts, made, weight, bias, group_weight, out,
     rows, C, groups, positions, splits, eps,
     SOURCE: tl.constexpr, AFFINE: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr,
-    ROWS: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Constant and slope of dx (2, N, C), and gradients (4, C) of weight, bias, group_weight and
     group_bias; the last two per channel, or in the first column of each group."""
@@ -229,6 +245,8 @@ def channel_gradient_kernel(
     extra, grads = out, out + 2 * size
     own = channel[None, :]
     known = inside[None, :]
+    stages.release(OVERLAP)
+    stages.wait(OVERLAP)
     middle = stages.of_channel(statistics + 2 * C, channel, inside, 0.0)
     scale = 1.0 / tl.sqrt(stages.of_channel(statistics + 3 * C, channel, inside, 1.0) + eps)
     gamma, beta = scale * 0.0 + 1.0, scale * 0.0
@@ -245,7 +263,7 @@ def channel_gradient_kernel(
         at = row[:, None] * C + own
         apart = tl.load(tables + at, mask=mask, other=0.0) - middle
         v = tl.load(tables + size + at, mask=mask, other=0.0)
-        da, db = stages.summed(parts, at, mask, size, splits)
+        da, db = stages.summed_at_once(parts, at, mask, size, splits, SPLITS)
         r, dlarge, dinner, dfirst = group_norm_gradient(
             da, db, apart, v, a1, beta, g, mask, eps, D, GROUPS, WIDE
         )
@@ -279,7 +297,7 @@ def channel_gradient_kernel(
         at = row[:, None] * C + own
         apart = tl.load(tables + at, mask=mask, other=0.0) - middle
         v = tl.load(tables + size + at, mask=mask, other=0.0)
-        da, db = stages.summed(parts, at, mask, size, splits)
+        da, db = stages.summed_at_once(parts, at, mask, size, splits, SPLITS)
         _, _, dinner, dfirst = group_norm_gradient(
             da, db, apart, v, a1, beta, g, mask, eps, D, GROUPS, WIDE
         )

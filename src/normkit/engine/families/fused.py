@@ -73,7 +73,7 @@ class _Fused(torch.autograd.Function):
         with recording or nullcontext():
             parts = passes.moment_parts(x, layout)
             tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
-            y = passes.apply_map(x, tables, period, residual, act, layout)
+            y = passes.apply_map(x, tables, period, residual, act, layout, reduced=True)
         remaking.offer(
             y, x, residual, lambda x, r: passes.apply_map(x, tables, period, r, act, layout)
         )
@@ -98,8 +98,8 @@ class _Fused(torch.autograd.Function):
                 torch.is_grad_enabled(), ctx, grad, grad_gates, tables, [x, residual, *parameters]
             )
         needs, record, recording = ctx.needs_input_grad, ctx.record, None
+        grad = layout.aligned(grad)
         if record is not None:
-            grad = layout.aligned(grad)
             own = [p for p in parameters if p is not None]
             recording = Recording([x, residual, *own, tables, grad])
             recording.same(fusion.parameters, parameters)
@@ -108,7 +108,9 @@ class _Fused(torch.autograd.Function):
             parts, dr = passes.sum_parts(grad, x, tables, period, residual, act, layout, needs[1])
             extra, found = family.gradients(x, parts, fusion, layout, tables, grad_gates)
             if needs[0]:
-                dx = passes.apply_gradient(grad, x, tables, period, residual, act, extra, layout)
+                dx = passes.apply_gradient(
+                    grad, x, tables, period, residual, act, extra, layout, reduced=True
+                )
         if recording is not None:
             there = [d for d, p in zip(found, parameters, strict=True) if p is not None]
             record.finish(recording, x, grad, dx, dr, there, _looked_into(ctx, record))

@@ -26,18 +26,20 @@ from normkit.engine.triton import passes, stages
 from normkit.engine.triton.launch import Launch
 
 LOOKS_AT = {"nothing": 0, "normalized": 1, "input": 2}
-FEW = 16  # parts of a cell: a kernel that goes through samples may merge so many by itself
 COLUMNS = 8
+FEW = 16  # parts of a cell, of which the score's weights are summed
 
 
 def coefficients(
     x: Tensor, parts: passes.Parts, fusion: Gate, layout: ChannelLayout
 ) -> FamilyTables:
-    if parts.splits > FEW:
+    channels, rows = x.shape[1], layout.rows
+    scored = fusion.condensation is not None and fusion.score is not None
+    held = stages.rows_at_once(rows, parts.splits, COLUMNS)
+    if held is None or (scored and parts.splits > FEW):
         parts = passes.merged(x, parts, layout, sums=True)
     if fusion.condensation is not None and fusion.score is not None:
         update_score(x, parts, layout, fusion.score, fusion.condensation)
-    channels, rows = x.shape[1], layout.rows
     memory, given = fusion.memory, fusion.given
     if given is None and memory is not None:
         given = memory.mean, memory.second
@@ -47,7 +49,7 @@ def coefficients(
         (rows, channels, layout.count, parts.splits, parts.span),
         (fusion.eps, fusion.tau),
         (0.0, 1.0) if memory is None else memory[5:],
-        (*_flags(fusion), memory is not None),
+        (*_flags(fusion), stages.at_once(memory, channels)),
     )
     start(
         parts.tables,
@@ -69,10 +71,9 @@ def coefficients(
 
 @lru_cache(maxsize=4096)
 def _map(sizes: Any, numbers: Any, memory: Any, flags: Any) -> Launch:
-    rows, channels = sizes[:2]
-    constants = *flags, min(passes.power_of_two(rows), 128), COLUMNS
-    grid = (-(-channels // COLUMNS),)
-    return Launch(gate_map_kernel, grid, (*sizes, *numbers, *memory), constants)
+    grid, tile, warps = _tile(sizes[0], sizes[1], sizes[3])
+    numbers = *sizes, *numbers, *memory
+    return Launch(gate_map_kernel, grid, numbers, (*flags, *tile), warps, alone=passes._alone())
 
 
 def gradients(
@@ -83,9 +84,9 @@ def gradients(
     tables: Tensor,
     grad_gates: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    if parts.splits > FEW:
-        parts = passes.summed(parts)
     channels, rows = x.shape[1], layout.rows
+    if stages.rows_at_once(rows, parts.splits, COLUMNS) is None:
+        parts = passes.summed(parts)
     size = rows * channels
     out = passes.table(x, 2 * size + 5 * channels)
     start = _gradient(
@@ -108,10 +109,17 @@ def gradients(
 
 @lru_cache(maxsize=4096)
 def _gradient(sizes: Any, eps: float, flags: Any) -> Launch:
-    rows, channels = sizes[:2]
-    constants = *flags, min(passes.power_of_two(rows), 128), COLUMNS
-    grid = (-(-channels // COLUMNS),)
-    return Launch(gate_gradient_kernel, grid, (*sizes, eps), constants)
+    grid, tile, warps = _tile(sizes[0], sizes[1], sizes[3])
+    constants = *flags, *tile
+    return Launch(gate_gradient_kernel, grid, (*sizes, eps), constants, warps, alone=passes._alone())
+
+
+def _tile(rows: int, channels: int, splits: int) -> tuple[tuple[int], tuple[int, ...], int]:
+    """The grid; ROWS, SPLITS, COLS; warps."""
+    held = stages.rows_at_once(rows, splits, COLUMNS)
+    assert held is not None
+    warps = stages.warps_for(held[0] * held[1] * COLUMNS)
+    return (-(-channels // COLUMNS),), (*held, COLUMNS), warps
 
 
 def _flags(fusion: Gate) -> tuple[int, ...]:
@@ -158,7 +166,8 @@ def gate_map_kernel(
     batches, nonfinite, arrivals,
     rows, C, positions, splits, span, eps, tau, momentum, correction,
     SOURCE: tl.constexpr, CENTER: tl.constexpr, GATE: tl.constexpr, AFFINE: tl.constexpr,
-    KEEP: tl.constexpr, REMEMBER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    KEEP: tl.constexpr, REMEMBER: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    COLS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Makes one tensor: the map (3, N, C), the moments (2, N, C), the statistics (4, C) of the
     batch and those used, the gates (N, C) if kept, and 1 or 0: whether the batch was used. Updates
@@ -167,9 +176,12 @@ def gate_map_kernel(
     size = rows * C
     map, tables, statistics, gates = made, made + 3 * size, made + 5 * size, made + 5 * size + 4 * C
     chosen = gates + size * KEEP
+    stages.release(OVERLAP)
+    stages.wait(OVERLAP)
     middle, var = stages.pool_samples(
-        parts, tables, center, channel, inside, rows, C, positions, splits, span, CENTER, ROWS
-    )
+        parts, tables, center, channel, inside, rows, C, positions, splits, span,
+        CENTER, ROWS, SPLITS,
+    )  # fmt: skip
     own = channel[None, :]
     known = inside[None, :]
     tl.store(statistics + own, middle, mask=known)
@@ -207,7 +219,7 @@ def gate_map_kernel(
     if REMEMBER:
         stages.remember(
             arrivals, statistics, given_mean, given_var, batches, nonfinite, chosen, C,
-            momentum, correction, SOURCE == 2, 256,
+            momentum, correction, SOURCE == 2, REMEMBER,
         )  # fmt: skip
 
 
@@ -216,7 +228,8 @@ def gate_gradient_kernel(
     parts, made, center, gate_weight, gate_bias, weight, dgates, out,
     rows, C, positions, splits, eps,
     SOURCE: tl.constexpr, CENTER: tl.constexpr, GATE: tl.constexpr, AFFINE: tl.constexpr,
-    KEEP: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    KEEP: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    COLS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """From the parts of Σ g·(x − c) and Σ g, and the gradients of the gates if GATED: constant and
     slope of dx (2, N, C), and gradients (5, C) of weight, bias, gate_weight, gate_bias and
@@ -227,6 +240,8 @@ def gate_gradient_kernel(
     extra, grads = out, out + 2 * size
     own = channel[None, :]
     known = inside[None, :]
+    stages.release(OVERLAP)
+    stages.wait(OVERLAP)
     middle = stages.of_channel(statistics + 2 * C, channel, inside, 0.0)
     scale = 1.0 / tl.sqrt(stages.of_channel(statistics + 3 * C, channel, inside, 1.0) + eps)
     w = stages.of_channel(center, channel, inside, 0.0) if CENTER else 0.0
@@ -244,7 +259,7 @@ def gate_gradient_kernel(
         mask = (row < rows)[:, None] & known
         at = row[:, None] * C + own
         m = tl.load(tables + at, mask=mask, other=0.0)
-        da, db = stages.summed(parts, at, mask, size, splits)
+        da, db = stages.summed_at_once(parts, at, mask, size, splits, SPLITS)
         s, p = gate_of(m, middle, scale, 1.0 + w, gate_weight, gate_bias, channel, inside, GATE)
         ds = da * gamma * scale
         if GATED:
@@ -284,7 +299,7 @@ def gate_gradient_kernel(
         mask = (row < rows)[:, None] & known
         at = row[:, None] * C + own
         m = tl.load(tables + at, mask=mask, other=0.0)
-        da, db = stages.summed(parts, at, mask, size, splits)
+        da, db = stages.summed_at_once(parts, at, mask, size, splits, SPLITS)
         s, p = gate_of(m, middle, scale, 1.0 + w, gate_weight, gate_bias, channel, inside, GATE)
         ds = da * gamma * scale
         if GATED:

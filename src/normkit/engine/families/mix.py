@@ -32,10 +32,11 @@ from torch import Tensor
 from normkit.core.fusion import Mix
 from normkit.core.statistics import Seen
 from normkit.engine.families.family import ChannelLayout, FamilyTables
-from normkit.engine.families.gate import COLUMNS, FEW
+from normkit.engine.families.gate import COLUMNS
 from normkit.engine.triton import passes, stages
 from normkit.engine.triton.launch import Launch
 
+FEW = 16  # parts of a cell: these kernels merge so many by themselves
 WIDTH = 1024  # channels of a sample at once
 HIGH = 128  # samples of a channel at once
 

@@ -44,7 +44,7 @@ def coefficients(
         fusion.eps,
         (0.0, 1.0) if memory is None else memory[5:],
         NO_RAMPS if ramps is None else ramps[:6],
-        (fusion.weight is not None, memory is not None, ramps is not None),
+        (fusion.weight is not None, stages.at_once(memory, groups), ramps is not None),
     )
     start(
         parts.tables,
@@ -64,7 +64,8 @@ def _map(samples: int, sizes: Any, eps: float, memory: Any, ramps: Any, flags: A
     blocks, tile = _tile(members, channels, groups, samples)
     numbers = *sizes, members, eps, *memory, *ramps
     whole = tile[1] >= members
-    return Launch(pool_map_kernel, (blocks, samples), numbers, (*flags, whole, *tile))
+    constants = *flags, whole, *tile
+    return Launch(pool_map_kernel, (blocks, samples), numbers, constants, _warps(tile), alone=passes._alone())
 
 
 def gradients(
@@ -100,7 +101,8 @@ def _gradient(samples: int, sizes: Any, eps: float, flags: Any) -> Launch:
     members = splits * rows // samples
     blocks, tile = _tile(members, channels, groups, samples)
     numbers = *sizes, members, eps
-    return Launch(pool_gradient_kernel, (blocks, samples), numbers, (*flags, *tile))
+    constants = *flags, *tile
+    return Launch(pool_gradient_kernel, (blocks, samples), numbers, constants, _warps(tile), alone=passes._alone())
 
 
 def _tile(members: int, channels: int, groups: int, samples: int) -> tuple[int, tuple[int, ...]]:
@@ -117,6 +119,12 @@ def _tile(members: int, channels: int, groups: int, samples: int) -> tuple[int, 
     many = max(1, min(columns // wide, passes.power_of_two(groups)))
     depth = max(1, min(TILE // (many * wide), members))
     return -(-groups // many), (deep, depth, many, wide)
+
+
+def _warps(tile: tuple[int, ...]) -> int:
+    """Enough that a thread waits for few loads."""
+    _, depth, many, wide = tile
+    return stages.warps_for(depth * many * wide)
 
 
 def seen(fusion: Pool, tables: Tensor, rows: int, channels: int) -> Seen:
@@ -137,6 +145,7 @@ def pool_map_kernel(
     r_max, r_start, r_end, d_max, d_start, d_end,
     AFFINE: tl.constexpr, REMEMBER: tl.constexpr, RENORM: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """``members`` rows of the parts go into each pool. With RENORM the second statistic is
     √(var + eps), and r and d follow it."""
@@ -145,6 +154,8 @@ def pool_map_kernel(
     squares = parts + splits * rows * C
     values = rows // samples * 1.0 * positions * D
     # sums of differences from one of the means round less than those of means
+    stages.release(OVERLAP)
+    stages.wait(OVERLAP)
     near = tl.load(parts + sample.to(tl.int64) * C + channel // D * D, mask=inside, other=0.0)
     member = tl.arange(0, DEPTH)
     if WHOLE:  # all parts stay in registers: what this kernel takes is time to wait for memory
@@ -210,7 +221,7 @@ def pool_map_kernel(
     if REMEMBER:
         stages.remember(
             arrivals, statistics, running_mean, running_second, batches, nonfinite, statistics,
-            groups, momentum, correction, False, 256,
+            groups, momentum, correction, False, REMEMBER,
         )  # fmt: skip
 
 
@@ -225,6 +236,7 @@ def pool_gradient_kernel(
     parts, weight, made, out, rows, C, groups, positions, splits, members, eps,
     AFFINE: tl.constexpr, RENORM: tl.constexpr,
     D: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """From the parts of Σ g·(x − mean) and Σ g, (4, R, C): constant and slope of dx, gradients of γ
     and β, which of several samples are left to be summed."""
@@ -234,6 +246,8 @@ def pool_gradient_kernel(
     shifts = parts + splits * rows * C
     by_scale = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
     by_shift = tl.zeros((DEPTH, GROUPS * WIDE), tl.float32)
+    stages.release(OVERLAP)
+    stages.wait(OVERLAP)
     for start in range(0, members, DEPTH):
         member = start + tl.arange(0, DEPTH)
         mask = (member < members)[:, None] & inside[None, :]

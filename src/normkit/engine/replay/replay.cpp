@@ -31,13 +31,25 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-using CudaLaunch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                           unsigned, void*, void**, void**);
+// cuLaunchKernelEx and what it takes, as in cuda.h, which need not be installed
+struct CudaAttribute {
+  int id;
+  int value[17];  // after four bytes of padding, a union of 64
+};
+
+struct CudaConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  CudaAttribute* attributes;
+  unsigned count;
+};
+
+using CudaLaunch = int (*)(const CudaConfig*, void*, void**, void**);
 
 CudaLaunch cuda_launch() {
   static CudaLaunch found = [] {
     void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    return driver ? reinterpret_cast<CudaLaunch>(dlsym(driver, "cuLaunchKernel")) : nullptr;
+    return driver ? reinterpret_cast<CudaLaunch>(dlsym(driver, "cuLaunchKernelEx")) : nullptr;
   }();
   return found;
 }
@@ -52,6 +64,7 @@ struct Launch {
   uint64_t function = 0;             // 0: ``call`` is called instead
   std::vector<unsigned> grid;
   unsigned threads = 0, shared = 0;
+  bool overlap = false;              // may start before the kernel in front has ended
   std::vector<std::pair<int, int64_t>> slots;  // of its tensors, -1 for None, and offsets
   std::vector<std::pair<char, double>> numbers;  // 'i' 32 bits, 'l' 64 bits, 'f' float
   py::object call;
@@ -142,7 +155,8 @@ int loop(const Launch& launch, const std::vector<Tensor>& slots) {
   return loop(launch.loop, at, types, launch.given.data());
 }
 
-void start(const Launch& launch, const std::vector<Tensor>& slots, void* stream) {
+void start(const Launch& launch, const std::vector<Tensor>& slots, void* stream,
+           bool alone = false) {
   if (!launch.function) {
     py::gil_scoped_acquire lock;
     py::list given;
@@ -179,9 +193,11 @@ void start(const Launch& launch, const std::vector<Tensor>& slots, void* stream)
     values[count] = 0;
     pointers[count] = &values[count];
   }
-  int error = cuda_launch()(reinterpret_cast<void*>(launch.function), launch.grid[0],
-                            launch.grid[1], launch.grid[2], launch.threads, 1, 1, launch.shared,
-                            stream, pointers, nullptr);
+  CudaAttribute serialization{6, {0, 1}};  // programmatic stream serialization, allowed
+  CudaConfig config{{launch.grid[0], launch.grid[1], launch.grid[2]}, {launch.threads, 1, 1},
+                    launch.shared, stream, &serialization, launch.overlap && !alone ? 1u : 0u};
+  int error =
+      cuda_launch()(&config, reinterpret_cast<void*>(launch.function), pointers, nullptr);
   TORCH_CHECK(error == 0, "normkit: a kernel could not be started (CUDA driver error ", error, ")");
 }
 
@@ -221,8 +237,9 @@ struct Remake {
     slots[plan->y] = at::empty_strided(key.sizes, key.strides,
                                        at::TensorOptions().dtype(key.type).device(key.device));
     const Launch& last = plan->forward.launches.back();
+    // alone: recorded behind the layer's own kernels, it reads x before it waits for others
     if (last.loop) loop(last, slots);
-    else start(last, slots, reinterpret_cast<void*>(stream));
+    else start(last, slots, reinterpret_cast<void*>(stream), true);
     return slots[plan->y];
   }
 };
@@ -417,6 +434,7 @@ Program program(const py::dict& given) {
     launch.grid = from["grid"].cast<std::vector<unsigned>>();
     launch.threads = from["threads"].cast<unsigned>();
     launch.shared = from["shared"].cast<unsigned>();
+    launch.overlap = from["overlap"].cast<bool>();
     launch.slots = from["slots"].cast<std::vector<std::pair<int, int64_t>>>();
     launch.numbers = from["numbers"].cast<std::vector<std::pair<char, double>>>();
     launch.call = from["call"];

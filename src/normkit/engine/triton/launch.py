@@ -3,11 +3,18 @@
 Triton looks at every argument on every call to find the right binary: more host time than a small
 layer's kernels take. A ``Launch`` is everything that stays the same from call to call: the kernel,
 its grid, the numbers and the constants. What is left are addresses and the types behind them.
+
+Kernels that end with a constant OVERLAP are started, on GPUs that can, while the kernel in front of
+them still runs (CUDA's programmatic dependent launch), so that nothing waits for their first
+programs to be placed. Such a kernel calls ``stages.wait`` in every program, before it touches what
+others have written, and is in front of the next one in turn. It may read before that only what
+the reduction of the same step has read: see ``passes.apply_map``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,11 +24,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from normkit.engine.replay.record import Unrecordable, active
 
 
+@lru_cache(maxsize=16)
+def overlaps(index: int) -> bool:
+    """Whether a device starts kernels ahead: NVIDIA's from Hopper on."""
+    if index < 0 or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(index) >= (9, 0)
+
+
 class Launch:
     """kernel[grid](*tensors, *numbers, *constants), in the order of the kernel's arguments.
 
     Constants are compiled in. Tensors may be None where the constants tell the kernel not to touch
     them. Make one for each shape and keep it: see ``functools.lru_cache`` where they are made.
+    With ``alone`` it never overlaps with the kernel in front.
     """
 
     def __init__(
@@ -31,9 +47,11 @@ class Launch:
         numbers: tuple[Any, ...],
         constants: tuple[int, ...],
         warps: int = 4,
+        *,
+        alone: bool = False,
     ) -> None:
         self.kernel, self.grid, self.warps = kernel, grid, warps
-        self.numbers, self.constants = numbers, constants
+        self.numbers, self.constants, self.alone = numbers, constants, alone
         self.known: dict[tuple[Any, ...], Callable[..., None]] = {}
         self.compiled: dict[tuple[Any, ...], Any] = {}
 
@@ -70,14 +88,23 @@ class Launch:
     def compile(self, tensors: tuple[Tensor | None, ...]) -> Any:
         """Triton's own way, which compiles what it has not seen, and launches."""
         given = [tensors[0] if t is None else t for t in tensors]
+        index = given[0].get_device()
         names = self.kernel.arg_names[len(given) + len(self.numbers) :]
-        named = dict(zip(names, self.constants, strict=True))
+        named = dict(zip(names, self.all_constants(index), strict=True))
+        if named.get("OVERLAP"):
+            named["launch_pdl"] = True
         return self.kernel[self.grid](*given, *self.numbers, **named, num_warps=self.warps)
+
+    def all_constants(self, index: int) -> tuple[Any, ...]:
+        """Those given, and OVERLAP for kernels that have it."""
+        if self.kernel.arg_names[-1] != "OVERLAP":
+            return self.constants
+        return *self.constants, overlaps(index) and not self.alone
 
     def starter(self, compiled: Any) -> Callable[[int, list[int]], None]:
         """What a compiled kernel does when it is called, less the hooks for Triton's profilers."""
         x, y, z = (*self.grid, 1, 1)[:3]
-        rest = (*self.numbers, *self.constants)
+        rest = (*self.numbers, *self.all_constants(-1))
         run, function = compiled.run, compiled.function
         hooks = (compiled.packed_metadata, None, None, None)
         scratch = getattr(run, "global_scratch_size", 1) + getattr(run, "profile_scratch_size", 1)
@@ -101,6 +128,7 @@ class Launch:
         index = first.get_device()
         grid = [*self.grid, 1, 1][:3]
         plain = {"grid": grid, "threads": 0, "shared": 0, "numbers": [], "call": self}
+        plain["overlap"] = False
         if index < 0:  # the interpreter: it is called
             return {**plain, "function": 0}
         compiled = self.compiled.get((index, *[None if t is None else t.dtype for t in tensors]))
@@ -108,10 +136,7 @@ class Launch:
             raise Unrecordable("a tensor is not aligned")
         run, metadata = compiled.run, compiled.metadata
         scratch = getattr(run, "global_scratch_size", 0) or getattr(run, "profile_scratch_size", 0)
-        special = getattr(run, "launch_cooperative_grid", False) or getattr(
-            run, "launch_pdl", False
-        )
-        if scratch or special or max(getattr(metadata, "cluster_dims", (1,))) > 1:
+        if scratch or getattr(run, "launch_cooperative_grid", False) or max(getattr(metadata, "cluster_dims", (1,))) > 1:
             raise Unrecordable("a kernel is started in a special way")
         given = self.kernel.params[len(tensors) :]
         numbers = [
@@ -126,4 +151,5 @@ class Launch:
             "threads": 32 * metadata.num_warps,
             "shared": metadata.shared,
             "numbers": numbers,
+            "overlap": bool(getattr(run, "launch_pdl", False)),
         }

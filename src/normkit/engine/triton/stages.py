@@ -7,8 +7,55 @@ rows. Sums over a group stand in every column of that group, so that they combin
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
+
+from normkit.engine.triton import tuning
+from normkit.engine.triton.forms import power_of_two
+
+
+ENTRIES = 4096  # of the parts' tables that a program holds
+
+
+def rows_at_once(rows: int, splits: int, columns: int) -> tuple[int, int] | None:
+    """ROWS and SPLITS of a kernel that goes through the parts of all samples; None if there are so
+    many parts that they must be merged before."""
+    if not tuning.WARPS:
+        return None if splits > 16 else (max(1, min(power_of_two(rows), 2048 // columns, 128)), power_of_two(splits))
+    many = power_of_two(splits)
+    if many * columns > ENTRIES:
+        return None if many > 1 else (1, 1)
+    return min(power_of_two(rows), ENTRIES // (many * columns)), many
+
+
+def at_once(memory: Any, size: int) -> int:
+    """How many of ``size`` statistics are remembered at once; 0 if none are."""
+    if memory is None:
+        return 0
+    return min(power_of_two(size), 2048) if tuning.WARPS else 256
+
+
+def warps_for(entries: int) -> int:
+    """Warps of a program that holds so many entries of a table: 8 of each are a thread's."""
+    if not tuning.WARPS:
+        return 4
+    return max(4, min(16, entries // 256))
+
+
+@triton.jit
+def wait(OVERLAP: tl.constexpr):
+    """Until the kernel in front has ended, and what it wrote can be read: see launch.py."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def release(OVERLAP: tl.constexpr):
+    """The next kernel may be placed beside this one, once all programs have come here."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -65,6 +112,22 @@ def merged_moments(parts, at, mask, size, positions, splits, span):
 
 
 @triton.jit
+def merged_at_once(parts, at, mask, size, positions, splits, span, SPLITS: tl.constexpr):
+    """The same for a tile of rows and columns, all splits in registers."""
+    split = tl.arange(0, SPLITS)[:, None, None]
+    there = (split < splits) & mask[None, :, :]
+    count = tl.minimum(positions - split * span, span).to(tl.float32)
+    near = tl.load(parts + at, mask=mask, other=0.0)
+    means = tl.load(parts + split * size + at[None, :, :], mask=there, other=0.0)
+    inner = tl.load(parts + (splits + split) * size + at[None, :, :], mask=there, other=0.0)
+    apart = tl.where(there, count * (means - near[None, :, :]), 0.0)
+    mean = near + tl.sum(apart, 0) / positions
+    apart = means - mean[None, :, :]
+    square = tl.sum(tl.where(there, inner + count * apart * apart, 0.0), 0)
+    return mean, square / positions
+
+
+@triton.jit
 def summed(parts, at, mask, size, splits):
     """Σ g·(x − center) and Σ g of whole cells."""
     da = tl.zeros(at.shape, tl.float32)
@@ -76,9 +139,19 @@ def summed(parts, at, mask, size, splits):
 
 
 @triton.jit
+def summed_at_once(parts, at, mask, size, splits, SPLITS: tl.constexpr):
+    """The same for a tile of rows and columns, all splits in registers."""
+    split = tl.arange(0, SPLITS)[:, None, None]
+    there = (split < splits) & mask[None, :, :]
+    scales = tl.load(parts + split * size + at[None, :, :], mask=there, other=0.0)
+    shifts = tl.load(parts + (splits + split) * size + at[None, :, :], mask=there, other=0.0)
+    return tl.sum(scales, 0), tl.sum(shifts, 0)
+
+
+@triton.jit
 def pool_samples(
     parts, tables, center, channel, inside, rows, C, positions, splits, span,
-    CENTER: tl.constexpr, ROWS: tl.constexpr,
+    CENTER: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Moments of each sample into tables (2, N, C), and the pool of all samples, (1, COLS).
 
@@ -92,7 +165,7 @@ def pool_samples(
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & inside[None, :]
         at = row[:, None] * C + channel[None, :]
-        mean, var = merged_moments(parts, at, mask, size, positions, splits, span)
+        mean, var = merged_at_once(parts, at, mask, size, positions, splits, span, SPLITS)
         tl.store(tables + at, mean, mask=mask)
         tl.store(tables + size + at, var, mask=mask)
         total += tl.where(mask, mean - near, 0.0)
