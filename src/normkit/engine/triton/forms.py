@@ -43,7 +43,7 @@ class Form(NamedTuple):
     def flat(self) -> tuple[int, int, int, int] | None:
         """M, CELLS, FLAT and WIDE of the kernels for short rows (flat.py); None where they do not
         serve."""
-        if not tuning.FLAT or not self.rows or self.shared >= 8 or self.positions > TILE // 8:
+        if not tuning.FLAT or not self.rows or self.shared >= 4 or self.positions > TILE // 8:
             return None
         cells = power_of_two(TILE // self.positions + 1) // 2
         if self.cells % cells:
@@ -54,6 +54,17 @@ class Form(NamedTuple):
     @property
     def cell_tiles(self) -> int:
         return -(-self.cells // self.tile_cells)
+
+
+def reduction_of(form: Form, span: int) -> tuple[int, ...]:
+    """What a reduction is compiled for: V, ROWS, POSITIONS, CELLS, UNROLL, EVEN."""
+    positions = form.tile_positions
+    if tuning.HALF and positions > 1 and positions * form.tile_cells == TILE:
+        positions //= 2  # a thread has one load of each tile
+    unroll = max(1, min(tuning.UNROLL, power_of_two(span // positions)))
+    step = positions * unroll
+    even = form.cells % form.tile_cells == 0 and form.positions % step == 0 and span % step == 0
+    return form.shared, form.rows, positions, form.tile_cells, unroll, even
 
 
 class Sweep(NamedTuple):
@@ -99,9 +110,12 @@ def splits_of(form: Form, multiprocessors: int) -> tuple[int, int]:
     if form.flat:
         return 1, form.positions
     wanted = multiprocessors * tuning.PLACES
-    tiles = -(-form.positions // form.tile_positions)
+    unit = form.tile_positions
+    if tuning.UNROLL > 1 and form.positions > unit:
+        unit = min(unit * max(1, tuning.UNROLL // (2 if tuning.HALF else 1)), -(-form.positions // unit) * unit)
+    tiles = -(-form.positions // unit)
     splits = max(1, min(tiles, wanted // max(1, form.cell_tiles * form.blocks)))
-    span = -(-tiles // splits) * form.tile_positions
+    span = -(-tiles // splits) * unit
     return -(-form.positions // span), span
 
 

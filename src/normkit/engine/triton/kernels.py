@@ -69,17 +69,38 @@ def _own_tile(K, splits, depth, programs, WAVE: tl.constexpr, CELLS: tl.constexp
 
 
 @triton.jit
+def _read(pointer, mask, EVEN: tl.constexpr):
+    """A tile; EVEN: all of it is inside."""
+    if EVEN:
+        value = tl.load(pointer)
+    else:
+        value = tl.load(pointer, mask=mask, other=0.0)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _folded(tile, UNROLL: tl.constexpr):
+    """UNROLL tiles, one above the other, added up: each thread adds what it has."""
+    if UNROLL > 1:
+        rows: tl.constexpr = tile.shape[0] // UNROLL
+        tile = tl.sum(tl.reshape(tile, (UNROLL, rows, tile.shape[1])), 0)
+    return tile
+
+
+@triton.jit
 def moments_kernel(
     x, parts, turns, K, span,
     V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
-    STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    UNROLL: tl.constexpr, EVEN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squares about it of ``span`` positions of each cell, one read of x.
 
-    Every lane of the tile keeps its own mean and squares (Welford), and lanes are merged about
-    their common mean once, at the end: nothing cancels, and no reduction stands in the loop. Values
-    of float32 are taken less the mean of four, so that a mean far from zero costs no digits.
-    Out: parts (2, splits, B, K).
+    No reduction stands in the loop, and UNROLL tiles are asked for at once. Values are taken less
+    one of them: the squares about that are at most 1 + n times those about the mean of n values,
+    and what cancels is far below the digits of a narrow type. Of float32 every lane keeps its own
+    mean and squares (Welford), and lanes are merged about their common mean once, at the end:
+    nothing cancels; there values are taken less the mean of four, so that a mean far from zero
+    costs no digits. Out: parts (2, splits, B, K).
     """
     M = turns * V
     split, block = tl.program_id(1), tl.program_id(2)
@@ -87,31 +108,43 @@ def moments_kernel(
     lane = tl.arange(0, POSITIONS)
     first = split * span
     last = tl.minimum(first + span, M)
+    values = (last - first).to(tl.float32)
     wait(OVERLAP)
     release(OVERLAP)
-    near = tl.zeros((CELLS,), tl.float32)
-    if x.dtype.element_ty == tl.float32:  # narrower values have fewer digits than a sum keeps
-        for quarter in tl.static_range(4):
+    near = tl.load(x + _one(block, cell, first, M, K, ROWS), mask=cell < K, other=0.0)
+    near = near.to(tl.float32)
+    sums = tl.zeros((POSITIONS, CELLS), tl.float32)
+    squares = tl.zeros((POSITIONS, CELLS), tl.float32)
+    if x.dtype.element_ty != tl.float32:
+        for start in range(first, last, POSITIONS * UNROLL):
+            position = start + tl.arange(0, POSITIONS * UNROLL)
+            mask = (position < last)[:, None] & (cell < K)[None, :]
+            apart = _read(x + _tile(block, cell, position, M, K, ROWS), mask, EVEN) - near[None, :]
+            if not EVEN:
+                apart = tl.where(mask, apart, 0.0)
+            sums += _folded(apart, UNROLL)
+            squares += _folded(apart * apart, UNROLL)
+        middle = tl.sum(sums, 0) / values
+        total = tl.maximum(tl.sum(squares, 0) - middle * middle * values, 0.0)
+    else:
+        for quarter in tl.static_range(1, 4):
             some = first + (last - first) // 4 * quarter
             near += tl.load(x + _one(block, cell, some, M, K, ROWS), mask=cell < K, other=0.0)
         near *= 0.25
-    mean = tl.zeros((POSITIONS, CELLS), tl.float32)
-    square = tl.zeros((POSITIONS, CELLS), tl.float32)
-    seen = 0.0
-    for start in tl.range(first, last, POSITIONS, num_stages=STAGES):
-        position = start + lane
-        mask = (position < M)[:, None] & (cell < K)[None, :]
-        at = _tile(block, cell, position, M, K, ROWS)
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - near[None, :]
-        seen += 1.0
-        apart = tl.where(mask, value - mean, 0.0)
-        mean += apart * (1.0 / seen)
-        square += apart * (value - mean)
-    # how many values each lane has seen: the last lanes may have missed the last turn
-    count = ((last - first - lane + POSITIONS - 1) // POSITIONS).to(tl.float32)[:, None]
-    middle = tl.sum(count * mean, 0) / (last - first).to(tl.float32)
-    apart = mean - middle[None, :]
-    total = tl.sum(square + count * apart * apart, 0)
+        seen = 0.0
+        for start in range(first, last, POSITIONS):
+            position = start + lane
+            mask = (position < last)[:, None] & (cell < K)[None, :]
+            value = _read(x + _tile(block, cell, position, M, K, ROWS), mask, False) - near[None, :]
+            seen += 1.0
+            apart = tl.where(mask, value - sums, 0.0)
+            sums += apart * (1.0 / seen)
+            squares += apart * (value - sums)
+        # how many values each lane has seen: the last lanes may have missed the last turn
+        count = ((last - first - lane + POSITIONS - 1) // POSITIONS).to(tl.float32)[:, None]
+        middle = tl.sum(count * sums, 0) / values
+        apart = sums - middle[None, :]
+        total = tl.sum(squares + count * apart * apart, 0)
     out = (split * tl.num_programs(2) + block).to(tl.int64) * K + cell
     second = (tl.num_programs(1) * tl.num_programs(2)).to(tl.int64) * K
     tl.store(parts + out, near + middle, mask=cell < K)
@@ -214,7 +247,7 @@ def sums_kernel(
     dy, x, map, residual, kept, parts, turns, K, span, period,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
     V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
-    STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    UNROLL: tl.constexpr, EVEN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Σ g·(x − center) and Σ g over ``span`` positions of each cell, g the gradient before the
     activation.
@@ -236,21 +269,21 @@ def sums_kernel(
         b = tl.load(map + period + entry, mask=cell < K, other=0.0)
     da = tl.zeros((POSITIONS, CELLS), tl.float32)
     db = tl.zeros((POSITIONS, CELLS), tl.float32)
-    for start in tl.range(first, last, POSITIONS, num_stages=STAGES):
-        position = start + tl.arange(0, POSITIONS)
-        mask = (position < M)[:, None] & (cell < K)[None, :]
+    for start in range(first, last, POSITIONS * UNROLL):
+        position = start + tl.arange(0, POSITIONS * UNROLL)
+        mask = (position < last)[:, None] & (cell < K)[None, :]
         at = _tile(block, cell, position, M, K, ROWS)
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - c[None, :]
-        g = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
+        value = _read(x + at, mask, EVEN) - c[None, :]
+        g = _read(dy + at, mask, EVEN)
         if ACT != 0:
             pre = value * a[None, :] + b[None, :]
             if RESIDUAL:
-                pre += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+                pre += _read(residual + at, mask, EVEN)
             g = before(g, pre, ACT)
             if KEEP:
                 tl.store(kept + at, g.to(kept.dtype.element_ty), mask=mask)
-        da += g * value
-        db += g
+        da += _folded(g * value, UNROLL)
+        db += _folded(g, UNROLL)
     out = (split * tl.num_programs(2) + block).to(tl.int64) * K + cell
     second = (tl.num_programs(1) * tl.num_programs(2)).to(tl.int64) * K
     tl.store(parts + out, tl.sum(da, 0), mask=cell < K)

@@ -21,6 +21,7 @@ from normkit.engine.triton.forms import (
     PROGRAMS,
     form_of,
     power_of_two,
+    reduction_of,
     splits_of,
     sweep_of,
 )
@@ -87,7 +88,7 @@ def _moments(extent: tuple[int, ...], multiprocessors: int) -> tuple[Launch, int
     splits, span = splits_of(form, multiprocessors)
     grid = form.cell_tiles, splits, form.blocks
     numbers = form.turns, form.cells, span
-    start = Launch(moments_kernel, grid, numbers, (*form.tile, tuning.STAGES), 4 * tuning.BIG, alone=_alone())
+    start = Launch(moments_kernel, grid, numbers, reduction_of(form, span), 4 * tuning.BIG, alone=_alone())
     return start, splits, span, form.blocks * form.cells
 
 
@@ -262,7 +263,7 @@ def _sums(
     splits, span = splits_of(form, multiprocessors)
     grid = form.cell_tiles, splits, form.blocks
     numbers = form.turns, form.cells, span, period
-    constants = NUMBERS[act], residual, keep, *form.tile, tuning.STAGES
+    constants = NUMBERS[act], residual, keep, *reduction_of(form, span)
     start = Launch(sums_kernel, grid, numbers, constants, 4 * tuning.BIG, alone=_alone())
     return start, splits, span, form.blocks * form.cells
 
