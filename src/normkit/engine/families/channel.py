@@ -60,7 +60,7 @@ def coefficients(
 def _map(sizes: Any, eps: float, memory: Any, flags: Any) -> Launch:
     grid, tile, warps = _tile(*sizes[:3], sizes[4])
     numbers = *sizes, eps, *memory
-    return Launch(channel_map_kernel, grid, numbers, (*flags, *tile), warps, alone=passes._alone())
+    return Launch(channel_map_kernel, grid, numbers, (*flags, *tile), warps)
 
 
 def gradients(
@@ -89,7 +89,7 @@ def gradients(
 def _gradient(sizes: Any, eps: float, flags: Any) -> Launch:
     grid, tile, warps = _tile(*sizes[:3], sizes[4])
     constants = *flags, *tile
-    return Launch(channel_gradient_kernel, grid, (*sizes, eps), constants, warps, alone=passes._alone())
+    return Launch(channel_gradient_kernel, grid, (*sizes, eps), constants, warps)
 
 
 def _flags(fusion: Channel) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from normkit.core.fusion import Condensation
 from normkit.core.layout import Layout
 from normkit.engine.replay.record import active
-from normkit.engine.triton import passes
+from normkit.engine.triton import forms, passes
 from normkit.engine.triton.launch import Launch
 from normkit.engine.triton.passes import Parts
 
@@ -68,7 +68,7 @@ def _launches(
     weights = Launch(weights_kernel, (samples,), size, (depth, width))
     values = channels * positions
     width = min(passes.power_of_two(values), WIDTH)
-    programs = min(-(-values // width), multiprocessors * passes.PROGRAMS)
+    programs = min(-(-values // width), multiprocessors * forms.PROGRAMS)
     shared = math.gcd(values, 16)
     tile = shared, min(passes.power_of_two(samples), SAMPLES), width, 256
     numbers = samples, values // shared, decay, factor

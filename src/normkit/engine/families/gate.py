@@ -73,7 +73,7 @@ def coefficients(
 def _map(sizes: Any, numbers: Any, memory: Any, flags: Any) -> Launch:
     grid, tile, warps = _tile(sizes[0], sizes[1], sizes[3])
     numbers = *sizes, *numbers, *memory
-    return Launch(gate_map_kernel, grid, numbers, (*flags, *tile), warps, alone=passes._alone())
+    return Launch(gate_map_kernel, grid, numbers, (*flags, *tile), warps)
 
 
 def gradients(
@@ -111,7 +111,7 @@ def gradients(
 def _gradient(sizes: Any, eps: float, flags: Any) -> Launch:
     grid, tile, warps = _tile(sizes[0], sizes[1], sizes[3])
     constants = *flags, *tile
-    return Launch(gate_gradient_kernel, grid, (*sizes, eps), constants, warps, alone=passes._alone())
+    return Launch(gate_gradient_kernel, grid, (*sizes, eps), constants, warps)
 
 
 def _tile(rows: int, channels: int, splits: int) -> tuple[tuple[int], tuple[int, ...], int]:

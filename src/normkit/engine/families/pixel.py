@@ -30,7 +30,7 @@ from normkit.core.fusion import Pixel
 from normkit.core.layout import Pixels
 from normkit.engine import plain, remaking
 from normkit.engine.activations import NUMBERS
-from normkit.engine.triton import passes
+from normkit.engine.triton import forms, passes
 from normkit.engine.triton.activations import activate, before
 from normkit.engine.triton.launch import Launch
 
@@ -220,7 +220,7 @@ def _gradient(
     affine, act, residual, keep = flags
     form = _form(channels, pixels, last)
     tiles = blocks * form.tiles
-    span = max(1, min(TILES, tiles // (multiprocessors * passes.PROGRAMS)))
+    span = max(1, min(TILES, tiles // (multiprocessors * forms.PROGRAMS)))
     programs = -(-tiles // span)
     divisors, numbers = _numbers(channels, pixels, eps, correction)
     constants = affine, NUMBERS[act], residual, keep, last, *divisors, *form[2:4]

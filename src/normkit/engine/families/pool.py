@@ -65,7 +65,7 @@ def _map(samples: int, sizes: Any, eps: float, memory: Any, ramps: Any, flags: A
     numbers = *sizes, members, eps, *memory, *ramps
     whole = tile[1] >= members
     constants = *flags, whole, *tile
-    return Launch(pool_map_kernel, (blocks, samples), numbers, constants, _warps(tile), alone=passes._alone())
+    return Launch(pool_map_kernel, (blocks, samples), numbers, constants, _warps(tile))
 
 
 def gradients(
@@ -102,7 +102,7 @@ def _gradient(samples: int, sizes: Any, eps: float, flags: Any) -> Launch:
     blocks, tile = _tile(members, channels, groups, samples)
     numbers = *sizes, members, eps
     constants = *flags, *tile
-    return Launch(pool_gradient_kernel, (blocks, samples), numbers, constants, _warps(tile), alone=passes._alone())
+    return Launch(pool_gradient_kernel, (blocks, samples), numbers, constants, _warps(tile))
 
 
 def _tile(members: int, channels: int, groups: int, samples: int) -> tuple[int, tuple[int, ...]]:

@@ -25,8 +25,7 @@ def _run(program, period, M: tl.constexpr, CELLS: tl.constexpr, FLAT: tl.constex
         entry = tl.minimum(entry, program * CELLS % period + CELLS - 1)
     if period < CELLS:
         entry = entry % period
-    else:
-        entry = tl.where(entry < period, entry, entry - period)
+    entry = tl.where(entry < period, entry, entry - period)
     return program.to(tl.int64) * (CELLS * M) + lane, lane < CELLS * M, entry
 
 

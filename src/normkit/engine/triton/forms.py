@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from normkit.engine.triton import tuning
-
-TILE = 2048  # elements: two 16-byte loads of bfloat16 a thread; larger tiles spill the sums
-PROGRAMS = 8  # for each multiprocessor, so that reductions of few cells fill the machine
+TILE = 2048  # elements of a map's program: two 16-byte loads of bfloat16 a thread
+COLUMNS = 256  # cells of a tile, side by side in memory
+UNROLL = 8  # loads that each thread of a reduction has under way
+PLACES = 4  # programs of a reduction for each multiprocessor: so many have a place at once
+PROGRAMS = 8  # of other kernels
 GRID_LIMIT = 65_535  # of the second and third axis
 
 
@@ -43,7 +44,7 @@ class Form(NamedTuple):
     def flat(self) -> tuple[int, int, int, int] | None:
         """M, CELLS, FLAT and WIDE of the kernels for short rows (flat.py); None where they do not
         serve."""
-        if not tuning.FLAT or not self.rows or self.shared >= 4 or self.positions > TILE // 8:
+        if not self.rows or self.shared >= 4 or self.positions > TILE // 8:
             return None
         cells = power_of_two(TILE // self.positions + 1) // 2
         if self.cells % cells:
@@ -59,9 +60,9 @@ class Form(NamedTuple):
 def reduction_of(form: Form, span: int) -> tuple[int, ...]:
     """What a reduction is compiled for: V, ROWS, POSITIONS, CELLS, UNROLL, EVEN."""
     positions = form.tile_positions
-    if tuning.HALF and positions > 1 and positions * form.tile_cells == TILE:
+    if positions > 1 and positions * form.tile_cells == TILE:
         positions //= 2  # a thread has one load of each tile
-    unroll = max(1, min(tuning.UNROLL, power_of_two(span // positions)))
+    unroll = min(UNROLL, power_of_two(span // positions))
     step = positions * unroll
     even = form.cells % form.tile_cells == 0 and form.positions % step == 0 and span % step == 0
     return form.shared, form.rows, positions, form.tile_cells, unroll, even
@@ -86,21 +87,18 @@ def form_of(shape: tuple[int, ...]) -> Form:
     """The form of a layout's view: (B, M, K), or (R, M) for rows."""
     if len(shape) == 2:
         cells, positions = shape
-        wide = min(power_of_two(positions), tuning.ROW)
-        tile = TILE * tuning.BIG
-        return Form(1, positions, cells, True, wide, max(1, min(tile // wide, power_of_two(cells))))
+        wide = min(power_of_two(positions), 2048)
+        return Form(1, positions, cells, True, wide, max(1, min(TILE // wide, power_of_two(cells))))
     blocks, positions, cells = shape
-    wide = min(power_of_two(cells), tuning.COLUMNS)
-    high = max(1, min(TILE * tuning.BIG // wide, power_of_two(positions)))
-    if 32 < positions <= 64 and tuning.SMALL != (16, 128):
-        high, wide = tuning.SMALL[0], min(tuning.SMALL[1], power_of_two(cells))
+    wide = min(power_of_two(cells), COLUMNS)
+    high = max(1, min(TILE // wide, power_of_two(positions)))
     return Form(blocks, positions, cells, False, high, wide)
 
 
 def sweep_of(form: Form, multiprocessors: int) -> Sweep:
     splits, span = splits_of(form, multiprocessors)
     programs = form.cell_tiles * splits * form.blocks
-    wave = programs <= multiprocessors * tuning.PLACES
+    wave = programs <= multiprocessors * PLACES
     return Sweep(splits, span // form.tile_positions, programs, wave)
 
 
@@ -109,13 +107,13 @@ def splits_of(form: Form, multiprocessors: int) -> tuple[int, int]:
     """Into how many parts each cell is cut for a reduction, and how long they are."""
     if form.flat:
         return 1, form.positions
-    wanted = multiprocessors * tuning.PLACES
-    unit = form.tile_positions
-    if tuning.UNROLL > 1 and form.positions > unit:
-        unit = min(unit * max(1, tuning.UNROLL // (2 if tuning.HALF else 1)), -(-form.positions // unit) * unit)
-    tiles = -(-form.positions // unit)
-    splits = max(1, min(tiles, wanted // max(1, form.cell_tiles * form.blocks)))
-    span = -(-tiles // splits) * unit
+    wanted = multiprocessors * PLACES
+    unit = form.tile_positions * UNROLL // 2  # what a program reads at once
+    units = -(-form.positions // unit)
+    splits = max(1, min(units, wanted // max(1, form.cell_tiles * form.blocks)))
+    if splits == 1:
+        return 1, -(-form.positions // form.tile_positions) * form.tile_positions
+    span = -(-units // splits) * unit
     return -(-form.positions // span), span
 
 

@@ -54,15 +54,14 @@ def _own_tile(K, splits, depth, programs, WAVE: tl.constexpr, CELLS: tl.constexp
     by side if all of them had a place at once (WAVE), else one after the other.
     """
     place = tl.program_id(0)
-    if WAVE == 1:
+    if WAVE:
         turn = place // programs
         program = place % programs
     else:
         turn = place % depth
         program = place // depth
-    if WAVE < 2:
-        turn = depth - 1 - turn
-        program = programs - 1 - program
+    turn = depth - 1 - turn
+    program = programs - 1 - program
     tiles = tl.cdiv(K, CELLS)
     rest = program // tiles
     return rest // splits, program % tiles, rest % splits * depth + turn
@@ -71,10 +70,7 @@ def _own_tile(K, splits, depth, programs, WAVE: tl.constexpr, CELLS: tl.constexp
 @triton.jit
 def _read(pointer, mask, EVEN: tl.constexpr):
     """A tile; EVEN: all of it is inside."""
-    if EVEN:
-        value = tl.load(pointer)
-    else:
-        value = tl.load(pointer, mask=mask, other=0.0)
+    value = tl.load(pointer) if EVEN else tl.load(pointer, mask=mask, other=0.0)
     return value.to(tl.float32)
 
 
@@ -96,55 +92,43 @@ def moments_kernel(
     """Mean and sum of squares about it of ``span`` positions of each cell, one read of x.
 
     No reduction stands in the loop, and UNROLL tiles are asked for at once. Values are taken less
-    one of them: the squares about that are at most 1 + n times those about the mean of n values,
-    and what cancels is far below the digits of a narrow type. Of float32 every lane keeps its own
-    mean and squares (Welford), and lanes are merged about their common mean once, at the end:
-    nothing cancels; there values are taken less the mean of four, so that a mean far from zero
-    costs no digits. Out: parts (2, splits, B, K).
+    one of them, or in float32 the mean of four: the squares about that are at most 1 + n times
+    those about the mean of n values, whatever the mean, and mostly about as large; so little
+    cancels, and a mean far from zero costs no digits. Every lane of the tile is about its own mean
+    before lanes are merged about the common one. Out: parts (2, splits, B, K).
     """
     M = turns * V
     split, block = tl.program_id(1), tl.program_id(2)
     cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
-    lane = tl.arange(0, POSITIONS)
     first = split * span
     last = tl.minimum(first + span, M)
-    values = (last - first).to(tl.float32)
     wait(OVERLAP)
     release(OVERLAP)
     near = tl.load(x + _one(block, cell, first, M, K, ROWS), mask=cell < K, other=0.0)
     near = near.to(tl.float32)
-    sums = tl.zeros((POSITIONS, CELLS), tl.float32)
-    squares = tl.zeros((POSITIONS, CELLS), tl.float32)
-    if x.dtype.element_ty != tl.float32:
-        for start in range(first, last, POSITIONS * UNROLL):
-            position = start + tl.arange(0, POSITIONS * UNROLL)
-            mask = (position < last)[:, None] & (cell < K)[None, :]
-            apart = _read(x + _tile(block, cell, position, M, K, ROWS), mask, EVEN) - near[None, :]
-            if not EVEN:
-                apart = tl.where(mask, apart, 0.0)
-            sums += _folded(apart, UNROLL)
-            squares += _folded(apart * apart, UNROLL)
-        middle = tl.sum(sums, 0) / values
-        total = tl.maximum(tl.sum(squares, 0) - middle * middle * values, 0.0)
-    else:
+    if x.dtype.element_ty == tl.float32:  # narrower values have fewer digits than a sum keeps
         for quarter in tl.static_range(1, 4):
             some = first + (last - first) // 4 * quarter
             near += tl.load(x + _one(block, cell, some, M, K, ROWS), mask=cell < K, other=0.0)
         near *= 0.25
-        seen = 0.0
-        for start in range(first, last, POSITIONS):
-            position = start + lane
-            mask = (position < last)[:, None] & (cell < K)[None, :]
-            value = _read(x + _tile(block, cell, position, M, K, ROWS), mask, False) - near[None, :]
-            seen += 1.0
-            apart = tl.where(mask, value - sums, 0.0)
-            sums += apart * (1.0 / seen)
-            squares += apart * (value - sums)
-        # how many values each lane has seen: the last lanes may have missed the last turn
-        count = ((last - first - lane + POSITIONS - 1) // POSITIONS).to(tl.float32)[:, None]
-        middle = tl.sum(count * sums, 0) / values
-        apart = sums - middle[None, :]
-        total = tl.sum(squares + count * apart * apart, 0)
+    sums = tl.zeros((POSITIONS, CELLS), tl.float32)
+    squares = tl.zeros((POSITIONS, CELLS), tl.float32)
+    for start in range(first, last, POSITIONS * UNROLL):
+        position = start + tl.arange(0, POSITIONS * UNROLL)
+        mask = (position < last)[:, None] & (cell < K)[None, :]
+        apart = _read(x + _tile(block, cell, position, M, K, ROWS), mask, EVEN) - near[None, :]
+        if not EVEN:
+            apart = tl.where(mask, apart, 0.0)
+        sums += _folded(apart, UNROLL)
+        squares += _folded(apart * apart, UNROLL)
+    # how many values each lane has seen: the last lanes may have missed the last turn
+    lane = tl.arange(0, POSITIONS)
+    count = ((last - first - lane + POSITIONS - 1) // POSITIONS).to(tl.float32)[:, None]
+    middle = tl.sum(sums, 0) / (last - first).to(tl.float32)
+    mean = sums / tl.maximum(count, 1.0)
+    inner = tl.maximum(squares - sums * mean, 0.0)
+    apart = mean - middle[None, :]
+    total = tl.sum(inner + count * apart * apart, 0)
     out = (split * tl.num_programs(2) + block).to(tl.int64) * K + cell
     second = (tl.num_programs(1) * tl.num_programs(2)).to(tl.int64) * K
     tl.store(parts + out, near + middle, mask=cell < K)
@@ -215,7 +199,7 @@ def affine_kernel(
     x, map, residual, y, turns, K, period, splits, depth, programs,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, WAVE: tl.constexpr,
     V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
-    PREFETCH: tl.constexpr, LOADS: tl.constexpr, STORES: tl.constexpr, OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """activation(scale · (x − center) + shift + residual): one read of x (and residual), one
     write."""
@@ -226,11 +210,8 @@ def affine_kernel(
     mask = (position < M)[:, None] & (cell < K)[None, :]
     at = _tile(block, cell, position, M, K, ROWS)
     entry = (block.to(tl.int64) * K + cell) % period
-    if not PREFETCH:
-        wait(OVERLAP)
-    value = tl.load(x + at, mask=mask, other=0.0, eviction_policy=LOADS)
-    if PREFETCH:
-        wait(OVERLAP)
+    value = tl.load(x + at, mask=mask, other=0.0)
+    wait(OVERLAP)
     a = tl.load(map + entry, mask=cell < K, other=0.0)
     b = tl.load(map + period + entry, mask=cell < K, other=0.0)
     c = tl.load(map + 2 * period + entry, mask=cell < K, other=0.0)
@@ -239,7 +220,7 @@ def affine_kernel(
     if RESIDUAL:
         value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     value = activate(value, ACT)
-    tl.store(y + at, value.to(y.dtype.element_ty), mask=mask, eviction_policy=STORES)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -295,7 +276,7 @@ def input_gradient_kernel(
     dy, x, map, residual, extra, dx, turns, K, period, splits, depth, programs,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, EXTRA: tl.constexpr, WAVE: tl.constexpr,
     V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
-    PREFETCH: tl.constexpr, LOADS: tl.constexpr, STORES: tl.constexpr, OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """scale · g + constant + slope · (x − center): one read of dy and x, one write."""
     M = turns * V
@@ -305,13 +286,10 @@ def input_gradient_kernel(
     mask = (position < M)[:, None] & (cell < K)[None, :]
     at = _tile(block, cell, position, M, K, ROWS)
     entry = (block.to(tl.int64) * K + cell) % period
-    if not PREFETCH:
-        wait(OVERLAP)
-    g = tl.load(dy + at, mask=mask, other=0.0, eviction_policy=LOADS)
+    g = tl.load(dy + at, mask=mask, other=0.0)
     if ACT != 0 or EXTRA:
-        value = tl.load(x + at, mask=mask, other=0.0, eviction_policy=LOADS)
-    if PREFETCH:
-        wait(OVERLAP)
+        value = tl.load(x + at, mask=mask, other=0.0)
+    wait(OVERLAP)
     g = g.to(tl.float32)
     a = tl.load(map + entry, mask=cell < K, other=0.0)
     if ACT != 0 or EXTRA:
@@ -328,4 +306,4 @@ def input_gradient_kernel(
         constant = tl.load(extra + entry, mask=cell < K, other=0.0)
         slope = tl.load(extra + period + entry, mask=cell < K, other=0.0)
         out += value * slope[None, :] + constant[None, :]
-    tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask, eviction_policy=STORES)
+    tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)

@@ -136,7 +136,8 @@ class Launch:
             raise Unrecordable("a tensor is not aligned")
         run, metadata = compiled.run, compiled.metadata
         scratch = getattr(run, "global_scratch_size", 0) or getattr(run, "profile_scratch_size", 0)
-        if scratch or getattr(run, "launch_cooperative_grid", False) or max(getattr(metadata, "cluster_dims", (1,))) > 1:
+        special = scratch or getattr(run, "launch_cooperative_grid", False)
+        if special or max(getattr(metadata, "cluster_dims", (1,))) > 1:
             raise Unrecordable("a kernel is started in a special way")
         given = self.kernel.params[len(tensors) :]
         numbers = [

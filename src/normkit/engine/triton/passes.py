@@ -6,7 +6,7 @@ What the kernels compute stands in kernels.py, how they see a tensor in forms.py
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,15 @@ from normkit.core.layout import Layout
 from normkit.engine.activations import NUMBERS
 from normkit.engine.epilogue import AffineMap
 from normkit.engine.replay.record import active
-from normkit.engine.triton import tuning
+from normkit.engine.triton.flat import (
+    flat_affine_kernel,
+    flat_gradient_kernel,
+    flat_moments_kernel,
+    flat_sums_kernel,
+)
 from normkit.engine.triton.forms import (
     GRID_LIMIT,
-    PROGRAMS,
+    Form,
     form_of,
     power_of_two,
     reduction_of,
@@ -26,12 +31,6 @@ from normkit.engine.triton.forms import (
     sweep_of,
 )
 from normkit.engine.triton.forms import multiprocessors as _multiprocessors
-from normkit.engine.triton.flat import (
-    flat_affine_kernel,
-    flat_gradient_kernel,
-    flat_moments_kernel,
-    flat_sums_kernel,
-)
 from normkit.engine.triton.kernels import (
     affine_kernel,
     input_gradient_kernel,
@@ -83,12 +82,12 @@ def moment_parts(x: Tensor, layout: Layout) -> Parts:
 def _moments(extent: tuple[int, ...], multiprocessors: int) -> tuple[Launch, int, int, int]:
     form = form_of(extent)
     if form.flat:
-        start = Launch(flat_moments_kernel, *_flat(form, form.cells), alone=_alone())
+        start = Launch(flat_moments_kernel, *_flat(form, form.cells))
         return start, 1, form.positions, form.cells
     splits, span = splits_of(form, multiprocessors)
     grid = form.cell_tiles, splits, form.blocks
     numbers = form.turns, form.cells, span
-    start = Launch(moments_kernel, grid, numbers, reduction_of(form, span), 4 * tuning.BIG, alone=_alone())
+    start = Launch(moments_kernel, grid, numbers, reduction_of(form, span))
     return start, splits, span, form.blocks * form.cells
 
 
@@ -112,7 +111,7 @@ def _merge(positions: int, size: int, splits: int, span: int, sums: bool) -> Lau
     width = max(8, 512 // depth)
     numbers = positions, size, splits, span
     grid = (-(-size // width),)
-    return Launch(merge_kernel, grid, numbers, (sums, depth, width), alone=_alone())
+    return Launch(merge_kernel, grid, numbers, (sums, depth, width))
 
 
 # ---------------------------------------------------------------- the map
@@ -162,27 +161,17 @@ def _affine(
     form = form_of(extent)
     if form.flat:
         start = _flat(form, period, NUMBERS[act], residual)
-        return Launch(flat_affine_kernel, *start, alone=_alone(reduced))
+        return Launch(flat_affine_kernel, *start, alone=not reduced)
     sweep = sweep_of(form, multiprocessors)
     numbers = form.turns, form.cells, period, *sweep[:3]
-    constants = NUMBERS[act], residual, _wave(sweep), *form.tile, *_hints()
-    return Launch(affine_kernel, (sweep.tiles,), numbers, constants, 4 * tuning.BIG, alone=_alone(reduced))
+    constants = NUMBERS[act], residual, sweep.wave, *form.tile
+    return Launch(affine_kernel, (sweep.tiles,), numbers, constants, alone=not reduced)
 
 
-def _wave(sweep):
-    return int(sweep.wave) if tuning.SWEEP else 2
-
-
-def _flat(form, period, *constants):
+def _flat(form: Form, period: int, *constants: int) -> tuple[Any, ...]:
+    """Grid, numbers and constants of a kernel for short rows."""
+    assert form.flat is not None
     return (form.cells // form.flat[1],), (period,), (*constants, *form.flat)
-
-
-def _hints():
-    return tuning.PREFETCH, tuning.LOADS, tuning.STORES
-
-
-def _alone(reduced=True):
-    return not (tuning.OVERLAP and reduced)
 
 
 # ---------------------------------------------------------------- the way back
@@ -217,7 +206,7 @@ def _rows(begin: int, outer: int, rows: int, size: int) -> Launch:
     depth = min(power_of_two(rows), 32)
     width = max(8, min(power_of_two(size), 1024 // depth))
     grid, numbers = (-(-size // width), outer), (begin, rows, size)
-    return Launch(rows_kernel, grid, numbers, (depth, width), alone=_alone())
+    return Launch(rows_kernel, grid, numbers, (depth, width))
 
 
 def sum_parts(
@@ -259,12 +248,12 @@ def _sums(
     form = form_of(extent)
     if form.flat:
         start = _flat(form, period, NUMBERS[act], residual, keep)
-        return Launch(flat_sums_kernel, *start, alone=_alone()), 1, form.positions, form.cells
+        return Launch(flat_sums_kernel, *start), 1, form.positions, form.cells
     splits, span = splits_of(form, multiprocessors)
     grid = form.cell_tiles, splits, form.blocks
     numbers = form.turns, form.cells, span, period
     constants = NUMBERS[act], residual, keep, *reduction_of(form, span)
-    start = Launch(sums_kernel, grid, numbers, constants, 4 * tuning.BIG, alone=_alone())
+    start = Launch(sums_kernel, grid, numbers, constants)
     return start, splits, span, form.blocks * form.cells
 
 
@@ -325,11 +314,11 @@ def _gradient(
     form = form_of(extent)
     if form.flat:
         start = _flat(form, period, NUMBERS[act], residual, extra)
-        return Launch(flat_gradient_kernel, *start, alone=_alone(reduced))
+        return Launch(flat_gradient_kernel, *start, alone=not reduced)
     sweep = sweep_of(form, multiprocessors)
     numbers = form.turns, form.cells, period, *sweep[:3]
-    constants = NUMBERS[act], residual, extra, _wave(sweep), *form.tile, *_hints()
-    return Launch(input_gradient_kernel, (sweep.tiles,), numbers, constants, 4 * tuning.BIG, alone=_alone(reduced))
+    constants = NUMBERS[act], residual, extra, sweep.wave, *form.tile
+    return Launch(input_gradient_kernel, (sweep.tiles,), numbers, constants, alone=not reduced)
 
 
 # ---------------------------------------------------------------- small things

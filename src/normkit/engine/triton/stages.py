@@ -12,9 +12,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from normkit.engine.triton import tuning
 from normkit.engine.triton.forms import power_of_two
-
 
 ENTRIES = 4096  # of the parts' tables that a program holds
 
@@ -22,8 +20,6 @@ ENTRIES = 4096  # of the parts' tables that a program holds
 def rows_at_once(rows: int, splits: int, columns: int) -> tuple[int, int] | None:
     """ROWS and SPLITS of a kernel that goes through the parts of all samples; None if there are so
     many parts that they must be merged before."""
-    if not tuning.WARPS:
-        return None if splits > 16 else (max(1, min(power_of_two(rows), 2048 // columns, 128)), power_of_two(splits))
     many = power_of_two(splits)
     if many * columns > ENTRIES:
         return None if many > 1 else (1, 1)
@@ -32,15 +28,11 @@ def rows_at_once(rows: int, splits: int, columns: int) -> tuple[int, int] | None
 
 def at_once(memory: Any, size: int) -> int:
     """How many of ``size`` statistics are remembered at once; 0 if none are."""
-    if memory is None:
-        return 0
-    return min(power_of_two(size), 2048) if tuning.WARPS else 256
+    return 0 if memory is None else min(power_of_two(size), 2048)
 
 
 def warps_for(entries: int) -> int:
     """Warps of a program that holds so many entries of a table: 8 of each are a thread's."""
-    if not tuning.WARPS:
-        return 4
     return max(4, min(16, entries // 256))
 
 
