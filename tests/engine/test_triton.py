@@ -162,12 +162,43 @@ def test_moments_do_not_cancel():
             torch.testing.assert_close(var.double(), exact[1], rtol=1e-5, atol=0)
 
 
+def test_short_rows():
+    """Rows of 49 values, of which no vector of values is a part, are read as runs."""
+    x = (2 * torch.randn(2, 48, 7, 7, device=DEVICE) + 3).bfloat16()
+    layout = Channels(x)
+    assert triton_forms.form_of(layout.extent).flat is not None
+    check_reductions_and_maps(x, layout, "silu")
+    with nk.use_backend("triton"):  # a map that samples share
+        y = nk.BN(48).to(DEVICE)(x)
+    exact = torch.nn.functional.batch_norm(x.double(), None, None, training=True)
+    torch.testing.assert_close(y.double(), exact, rtol=2e-2, atol=2e-2)
+
+
+def test_only_a_map_behind_its_reduction_reads_ahead():
+    """A map that starts before the kernel in front has ended must not read what that one writes,
+    such as a copy of x in other memory."""
+    x = torch.randn(2, 8, 4, 4, device=DEVICE)
+    layout, tables, started = Channels(x), torch.ones(3 * 16, device=DEVICE), []
+
+    class Recorded(triton_passes.Launch):
+        def __call__(self, *tensors):
+            started.append(self.alone)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_passes, "Launch", Recorded)
+        triton_passes._affine.cache_clear()
+        for reduced, given in ((True, x), (False, x), (True, x.mT)):
+            triton_passes.apply_map(given, tables, 16, None, "none", layout, reduced=reduced)
+    triton_passes._affine.cache_clear()
+    assert started == [False, True, True]
+
+
 def test_many_splits(monkeypatch):
     """Cells cut into parts, the last one shorter, merge to the same moments and sums."""
     monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 4)
     monkeypatch.setattr(triton_forms, "TILE", 64)
     triton_passes.form_of.cache_clear()
-    triton_passes.splits_of.cache_clear()
+    triton_forms.reduction_of.cache_clear()
     try:
         x = torch.randn(2, 3, 37, 11, device=DEVICE)
         for laid in both(x):
@@ -181,12 +212,12 @@ def test_many_splits(monkeypatch):
                 for mine, theirs in zip(triton_passes.sums(*args), plain.sums(*args), strict=True):
                     if mine is not None:
                         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
-                splits, span = triton_passes.splits_of(form, 4)
+                splits, span = triton_forms.reduction_of(form, 4)[:2]
                 assert (splits - 1) * span < form.positions <= splits * span
         assert splits > 1
     finally:
         triton_passes.form_of.cache_clear()
-        triton_passes.splits_of.cache_clear()
+        triton_forms.reduction_of.cache_clear()
 
 
 SERVED = [c for c in every() if not (c[0] == "bgn" and c[1].get("groups") == 5)]

@@ -14,6 +14,7 @@ from normkit.engine.torch.operations import condensation_score
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from normkit.engine.families import condensation
+from normkit.engine.triton import forms as triton_forms
 from normkit.engine.triton import passes as triton_passes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -35,6 +36,7 @@ def machine(request, monkeypatch):
     whole = triton_passes.form_of
     caches = triton_passes._moments, condensation._launches
     if request.param == "large":
+        monkeypatch.setattr(triton_forms, "UNROLL", 2)
         monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 64)
         monkeypatch.setattr(condensation, "WIDTH", 16)
         monkeypatch.setattr(

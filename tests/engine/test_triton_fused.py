@@ -18,6 +18,7 @@ from normkit.errors import NonFiniteWarning
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from normkit.engine.families import fused
+from normkit.engine.triton import forms as triton_forms
 from normkit.engine.triton import passes as triton_passes
 
 PASSES = ("moments", "affine", "sums", "gradient")
@@ -73,6 +74,7 @@ def machine(request, monkeypatch):
     """A large one cuts long cells into parts."""
     whole = triton_passes.form_of
     if request.param == "large":
+        monkeypatch.setattr(triton_forms, "UNROLL", 2)
         monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 64)
         monkeypatch.setattr(
             triton_passes,
@@ -113,7 +115,7 @@ def test_equal_to_the_generic_path(layer, activation, memory, machine):
     exact = copy.deepcopy(layer).double()
     x = inputs(5, (5, 3), memory, torch.float32, layer.channels).to(DEVICE)
     form = triton_passes.form_of(tuple(layer.cells(x).view(x).shape))
-    splits, _ = triton_passes.splits_of(form, triton_passes._multiprocessors(x.device))
+    splits = triton_forms.reduction_of(form, triton_passes._multiprocessors(x.device)).splits
     assert splits > 1 or machine == "small"
     residual, grad = torch.randn_like(x), torch.randn_like(x)
     # no value so near 0 that rounding decides on which side of a ReLU it falls

@@ -16,6 +16,7 @@ from normkit.errors import NonFiniteWarning
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from normkit.engine.families import mix
+from normkit.engine.triton import forms as triton_forms
 from normkit.engine.triton import passes as triton_passes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,6 +59,7 @@ def machine(request, monkeypatch):
     """One part a cell; a few, which the kernels merge; or so many that they are merged before."""
     whole = triton_passes.form_of
     if request.param != "small":
+        monkeypatch.setattr(triton_forms, "UNROLL", 2)
         monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 64)
         monkeypatch.setattr(
             triton_passes,
@@ -73,7 +75,7 @@ def machine(request, monkeypatch):
         triton_passes._sums,
         triton_passes._affine,
         triton_passes._gradient,
-        triton_passes.splits_of,
+        triton_forms.reduction_of,
         mix._map,
         mix._gradient,
     ]

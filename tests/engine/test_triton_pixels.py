@@ -13,6 +13,7 @@ from normkit.errors import OptionError
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from normkit.engine.families import pixel
+from normkit.engine.triton import forms
 from normkit.engine.triton import passes as triton_passes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,7 +49,7 @@ def machine(request, monkeypatch):
     if request.param != "whole":
         monkeypatch.setattr(pixel, "TILE", 16)
         monkeypatch.setattr(pixel, "SIDE_BY_SIDE", 4)
-        monkeypatch.setattr(triton_passes, "PROGRAMS", 3)
+        monkeypatch.setattr(forms, "PROGRAMS", 3)
     if request.param == "turns":
         monkeypatch.setattr(pixel, "MOST", 1)
         monkeypatch.setattr(pixel, "MOST_LAST", 1)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 
 TILE = 2048  # elements of a map's program: two 16-byte loads of bfloat16 a thread
-COLUMNS = 256  # cells of a tile, side by side in memory
+COLUMNS = 128  # cells of a tile, side by side in memory
+WIDEST = 512  # those of a reduction of many short cells
 UNROLL = 8  # loads that each thread of a reduction has under way
 PLACES = 4  # programs of a reduction for each multiprocessor: so many have a place at once
 PROGRAMS = 8  # of other kernels
@@ -57,15 +58,26 @@ class Form(NamedTuple):
         return -(-self.cells // self.tile_cells)
 
 
-def reduction_of(form: Form, span: int) -> tuple[int, ...]:
-    """What a reduction is compiled for: V, ROWS, POSITIONS, CELLS, UNROLL, EVEN."""
-    positions = form.tile_positions
-    if positions > 1 and positions * form.tile_cells == TILE:
-        positions //= 2  # a thread has one load of each tile
-    unroll = min(UNROLL, power_of_two(span // positions))
-    step = positions * unroll
-    even = form.cells % form.tile_cells == 0 and form.positions % step == 0 and span % step == 0
-    return form.shared, form.rows, positions, form.tile_cells, unroll, even
+class Reduction(NamedTuple):
+    """How a reduction goes through a tensor."""
+
+    splits: int  # into how many parts each cell is cut
+    span: int  # their positions; the last may have fewer
+    cells: int  # of a program
+    positions: int  # of a program's tile, of which it reads several at once
+    unroll: int
+
+    def tile(self, form: Form, bytes: int) -> tuple[int, ...]:
+        """What a kernel is compiled for, of values of so many bytes: V, ROWS, POSITIONS, CELLS,
+        UNROLL, EVEN, WHOLE."""
+        unroll = max(1, self.unroll * 2 // bytes)
+        step = self.positions * unroll
+        whole = form.cells % self.cells == 0  # no tile has cells beside the tensor
+        even = whole and form.positions % step == 0 and self.span % step == 0
+        return form.shared, form.rows, self.positions, self.cells, unroll, even, whole
+
+    def grid(self, form: Form) -> tuple[int, int, int]:
+        return -(-form.cells // self.cells), self.splits, form.blocks
 
 
 class Sweep(NamedTuple):
@@ -74,8 +86,8 @@ class Sweep(NamedTuple):
 
     splits: int  # parts of a cell
     depth: int  # tiles that each program of the reduction goes through
-    programs: int  # of the reduction
-    wave: bool  # whether all of them have a place at once
+    programs: int  # times as many tiles
+    wave: bool  # whether all programs of the reduction have a place at once
 
     @property
     def tiles(self) -> int:
@@ -96,25 +108,37 @@ def form_of(shape: tuple[int, ...]) -> Form:
 
 
 def sweep_of(form: Form, multiprocessors: int) -> Sweep:
-    splits, span = splits_of(form, multiprocessors)
-    programs = form.cell_tiles * splits * form.blocks
-    wave = programs <= multiprocessors * PLACES
-    return Sweep(splits, span // form.tile_positions, programs, wave)
+    """Of a map, after ``reduction_of`` the same tensor."""
+    reduction = reduction_of(form, multiprocessors)
+    programs = form.cell_tiles * reduction.splits * form.blocks
+    wave = math.prod(reduction.grid(form)) <= multiprocessors * PLACES
+    return Sweep(reduction.splits, reduction.span // form.tile_positions, programs, wave)
 
 
 @lru_cache(maxsize=1024)
-def splits_of(form: Form, multiprocessors: int) -> tuple[int, int]:
-    """Into how many parts each cell is cut for a reduction, and how long they are."""
-    if form.flat:
-        return 1, form.positions
+def reduction_of(form: Form, multiprocessors: int) -> Reduction:
+    """As many programs as have a place at once, if possible, each with many loads under way.
+
+    Several rows are read one tile at a time: threads would have to exchange what they add up.
+    """
     wanted = multiprocessors * PLACES
-    unit = form.tile_positions * UNROLL // 2  # what a program reads at once
+    cells, positions, most = form.tile_cells, form.tile_positions, UNROLL
+    if form.rows and cells > 1:
+        most = 1
+    elif positions > 1 and positions * cells == TILE:
+        positions //= 2  # a thread has one load of each tile
+        many = form.blocks * form.cell_tiles > wanted and form.cells >= WIDEST
+        if many and not form.rows and form.positions <= positions * UNROLL:
+            cells, positions = WIDEST, positions * cells // WIDEST
+    unit = max(positions * most, form.tile_positions)  # what a program reads at once
     units = -(-form.positions // unit)
-    splits = max(1, min(units, wanted // max(1, form.cell_tiles * form.blocks)))
+    splits = max(1, min(units, wanted // max(1, form.blocks * -(-form.cells // cells))))
     if splits == 1:
-        return 1, -(-form.positions // form.tile_positions) * form.tile_positions
-    span = -(-units // splits) * unit
-    return -(-form.positions // span), span
+        span = -(-form.positions // form.tile_positions) * form.tile_positions
+    else:
+        span = -(-units // splits) * unit
+    unroll = min(most, power_of_two(-(-span // positions)))
+    return Reduction(-(-form.positions // span), span, cells, positions, unroll)
 
 
 def power_of_two(value: int) -> int:

@@ -75,6 +75,15 @@ def _read(pointer, mask, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _inside(position, last, cell, K, WHOLE: tl.constexpr):
+    """Which values of a tile there are; WHOLE: of all its cells."""
+    mask = (position < last)[:, None]
+    if not WHOLE:
+        mask = mask & (cell < K)[None, :]
+    return mask
+
+
+@triton.jit
 def _folded(tile, UNROLL: tl.constexpr):
     """UNROLL tiles, one above the other, added up: each thread adds what it has."""
     if UNROLL > 1:
@@ -87,7 +96,7 @@ def _folded(tile, UNROLL: tl.constexpr):
 def moments_kernel(
     x, parts, turns, K, span,
     V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
-    UNROLL: tl.constexpr, EVEN: tl.constexpr, OVERLAP: tl.constexpr,
+    UNROLL: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squares about it of ``span`` positions of each cell, one read of x.
 
@@ -115,8 +124,9 @@ def moments_kernel(
     squares = tl.zeros((POSITIONS, CELLS), tl.float32)
     for start in range(first, last, POSITIONS * UNROLL):
         position = start + tl.arange(0, POSITIONS * UNROLL)
-        mask = (position < last)[:, None] & (cell < K)[None, :]
-        apart = _read(x + _tile(block, cell, position, M, K, ROWS), mask, EVEN) - near[None, :]
+        mask = _inside(position, last, cell, K, WHOLE)
+        at = _tile(block, cell, position, M, K, ROWS)
+        apart = _read(x + at, mask, EVEN) - near[None, :]
         if not EVEN:
             apart = tl.where(mask, apart, 0.0)
         sums += _folded(apart, UNROLL)
@@ -228,7 +238,7 @@ def sums_kernel(
     dy, x, map, residual, kept, parts, turns, K, span, period,
     ACT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
     V: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr, CELLS: tl.constexpr,
-    UNROLL: tl.constexpr, EVEN: tl.constexpr, OVERLAP: tl.constexpr,
+    UNROLL: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Σ g·(x − center) and Σ g over ``span`` positions of each cell, g the gradient before the
     activation.
@@ -252,7 +262,7 @@ def sums_kernel(
     db = tl.zeros((POSITIONS, CELLS), tl.float32)
     for start in range(first, last, POSITIONS * UNROLL):
         position = start + tl.arange(0, POSITIONS * UNROLL)
-        mask = (position < last)[:, None] & (cell < K)[None, :]
+        mask = _inside(position, last, cell, K, WHOLE)
         at = _tile(block, cell, position, M, K, ROWS)
         value = _read(x + at, mask, EVEN) - c[None, :]
         g = _read(dy + at, mask, EVEN)

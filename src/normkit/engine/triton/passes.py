@@ -27,7 +27,6 @@ from normkit.engine.triton.forms import (
     form_of,
     power_of_two,
     reduction_of,
-    splits_of,
     sweep_of,
 )
 from normkit.engine.triton.forms import multiprocessors as _multiprocessors
@@ -72,23 +71,26 @@ class Parts(NamedTuple):
 
 def moment_parts(x: Tensor, layout: Layout) -> Parts:
     """Means and sums of squares about them: one read of x."""
-    start, splits, span, size = _moments(layout.extent, _multiprocessors(x.device))
+    start, splits, span, size = _moments(
+        layout.extent, _multiprocessors(x.device), x.element_size()
+    )
     parts = table(x, 2 * splits * size)
     start(layout.aligned(x), parts)
     return Parts(parts, splits, span)
 
 
 @lru_cache(maxsize=4096)
-def _moments(extent: tuple[int, ...], multiprocessors: int) -> tuple[Launch, int, int, int]:
+def _moments(
+    extent: tuple[int, ...], multiprocessors: int, bytes: int
+) -> tuple[Launch, int, int, int]:
     form = form_of(extent)
     if form.flat:
         start = Launch(flat_moments_kernel, *_flat(form, form.cells))
         return start, 1, form.positions, form.cells
-    splits, span = splits_of(form, multiprocessors)
-    grid = form.cell_tiles, splits, form.blocks
-    numbers = form.turns, form.cells, span
-    start = Launch(moments_kernel, grid, numbers, reduction_of(form, span))
-    return start, splits, span, form.blocks * form.cells
+    reduction = reduction_of(form, multiprocessors)
+    numbers = form.turns, form.cells, reduction.span
+    start = Launch(moments_kernel, reduction.grid(form), numbers, reduction.tile(form, bytes))
+    return start, reduction.splits, reduction.span, form.blocks * form.cells
 
 
 def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -225,6 +227,7 @@ def sum_parts(
     start, splits, span, size = _sums(
         layout.extent,
         _multiprocessors(x.device),
+        x.element_size(),
         period,
         act,
         residual is not None,
@@ -240,6 +243,7 @@ def sum_parts(
 def _sums(
     extent: tuple[int, ...],
     multiprocessors: int,
+    bytes: int,
     period: int,
     act: str,
     residual: bool,
@@ -249,12 +253,11 @@ def _sums(
     if form.flat:
         start = _flat(form, period, NUMBERS[act], residual, keep)
         return Launch(flat_sums_kernel, *start), 1, form.positions, form.cells
-    splits, span = splits_of(form, multiprocessors)
-    grid = form.cell_tiles, splits, form.blocks
-    numbers = form.turns, form.cells, span, period
-    constants = NUMBERS[act], residual, keep, *reduction_of(form, span)
-    start = Launch(sums_kernel, grid, numbers, constants)
-    return start, splits, span, form.blocks * form.cells
+    reduction = reduction_of(form, multiprocessors)
+    numbers = form.turns, form.cells, reduction.span, period
+    constants = NUMBERS[act], residual, keep, *reduction.tile(form, bytes)
+    start = Launch(sums_kernel, reduction.grid(form), numbers, constants)
+    return start, reduction.splits, reduction.span, form.blocks * form.cells
 
 
 def input_gradient(
