@@ -32,7 +32,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // cuLaunchKernelEx and what it takes, as in cuda.h, which need not be installed
-struct CudaAttribute {
+struct alignas(8) CudaAttribute {
   int id;
   int value[17];  // after four bytes of padding, a union of 64
 };
