@@ -20,7 +20,6 @@ VAGUE = {"utils", "util", "helpers", "helper", "misc", "common"}
 LONGEST = 500
 # longer ones, and why they are one idea that cannot be cut
 LONG = {
-    "engine/triton/passes.py": "host and kernels of the generic passes, which change together",
 }
 
 # still to be renamed; an entry that is no longer needed must go

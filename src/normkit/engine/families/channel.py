@@ -58,7 +58,8 @@ def coefficients(
 
 @lru_cache(maxsize=4096)
 def _map(sizes: Any, eps: float, memory: Any, flags: Any) -> Launch:
-    grid, tile, warps = _tile(*sizes[:3], sizes[4])
+    rows, channels, groups, _, splits = sizes[:5]
+    grid, tile, warps = _tile(rows, channels, groups, splits)
     numbers = *sizes, eps, *memory
     return Launch(channel_map_kernel, grid, numbers, (*flags, *tile), warps)
 
@@ -87,7 +88,8 @@ def gradients(
 
 @lru_cache(maxsize=4096)
 def _gradient(sizes: Any, eps: float, flags: Any) -> Launch:
-    grid, tile, warps = _tile(*sizes[:3], sizes[4])
+    rows, channels, groups, _, splits = sizes[:5]
+    grid, tile, warps = _tile(rows, channels, groups, splits)
     constants = *flags, *tile
     return Launch(channel_gradient_kernel, grid, (*sizes, eps), constants, warps)
 

@@ -87,8 +87,10 @@ class Launch:
 
     def compile(self, tensors: tuple[Tensor | None, ...]) -> Any:
         """Triton's own way, which compiles what it has not seen, and launches."""
-        given = [tensors[0] if t is None else t for t in tensors]
-        index = given[0].get_device()
+        first = tensors[0]
+        assert first is not None
+        given = [first if t is None else t for t in tensors]
+        index = first.get_device()
         names = self.kernel.arg_names[len(given) + len(self.numbers) :]
         named = dict(zip(names, self.all_constants(index), strict=True))
         if named.get("OVERLAP"):

@@ -251,8 +251,8 @@ def _sums(
 ) -> tuple[Launch, int, int, int]:
     form = form_of(extent)
     if form.flat:
-        start = _flat(form, period, NUMBERS[act], residual, keep)
-        return Launch(flat_sums_kernel, *start), 1, form.positions, form.cells
+        start = Launch(flat_sums_kernel, *_flat(form, period, NUMBERS[act], residual, keep))
+        return start, 1, form.positions, form.cells
     reduction = reduction_of(form, multiprocessors)
     numbers = form.turns, form.cells, reduction.span, period
     constants = NUMBERS[act], residual, keep, *reduction.tile(form, bytes)
