@@ -19,8 +19,7 @@ VAGUE = {"utils", "util", "helpers", "helper", "misc", "common"}
 
 LONGEST = 500
 # longer ones, and why they are one idea that cannot be cut
-LONG = {
-}
+LONG: dict[str, str] = {}
 
 # still to be renamed; an entry that is no longer needed must go
 NAMED_TWICE: set[str] = set()
