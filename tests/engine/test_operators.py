@@ -16,7 +16,9 @@ from normkit.errors import OptionError
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from normkit.engine.families import fused
+from normkit.engine.triton import forms as triton_forms
 from normkit.engine.triton import passes as triton_passes
+from normkit.engine.triton import stages
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPS = torch.ops.normkit
@@ -220,7 +222,9 @@ def test_without_a_gpu_and_interpreter_there_is_an_error(monkeypatch):
 
 def test_a_machine_that_cuts_cells_into_parts(monkeypatch):
     """More parts than a coefficient kernel merges: sizes that the fakes promise must not move."""
-    monkeypatch.setattr(triton_passes, "TILE", 32)
+    monkeypatch.setattr(triton_forms, "TILE", 32)
+    monkeypatch.setattr(triton_forms, "UNROLL", 2)
+    monkeypatch.setattr(stages, "ENTRIES", 16)
     monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 4096)
     monkeypatch.setattr(triton_passes, "form_of", triton_passes.form_of.__wrapped__)
     x = inputs(2, (18, 4), "channels_last", torch.float32, CHANNELS).to(DEVICE)
