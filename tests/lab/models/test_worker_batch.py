@@ -40,8 +40,12 @@ def averages(models: list[nn.Module], of: str) -> dict[str, Tensor]:
     return {key: torch.stack([s[key] for s in states]).mean(0) for key in states[0] if of in key}
 
 
-@pytest.mark.parametrize("name", nk.names("activation"))
-@pytest.mark.parametrize("worker_batch", [2, 4])
+# a last worker with fewer samples for a third of them: batches are cut in one place
+WORKERS = [(name, 2) for name in nk.names("activation")]
+WORKERS += [(name, 4) for name in nk.names("activation")[::3]]
+
+
+@pytest.mark.parametrize(("name", "worker_batch"), WORKERS)
 def test_runs_of_samples_are_as_separate_forwards(name: str, worker_batch: int) -> None:
     together, alone = pair(ModelStep("norm", name), worker_batch=worker_batch)
     x = torch.randn(10, *SHAPE, dtype=torch.float64)  # with 4 a worker the last has 2
