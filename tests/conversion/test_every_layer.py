@@ -108,18 +108,19 @@ def is_one_to_one(case: Case) -> bool:
     return not grouped and "mean_spread" not in options
 
 
-# from batch norm to every target, and from every other source to a quarter of them: a target is
-# made from what a source is as a batch norm, whoever it is, so that each meets eight of them; and,
-# where the options of either choose other code, with them
+# from batch norm, also without parameters or statistics, to every target, and from other sources to
+# a quarter of them: a target is made from what a source is as a batch norm, whoever it is, so that
+# each meets eight of them; and, where the options of either choose other code, with them
 EVERY: list[Case] = [(target, OPTIONS.get(target, {})) for target in TARGETS]
+WHOLE = ("BatchNorm2d", "BatchNorm2d without affine", "BatchNorm2d without statistics", ("bn", {}))
 PAIRS: list[tuple[str | Case, list[Case]]] = [
-    *((source, EVERY) for source in ("BatchNorm2d", ("bn", {}))),
+    *((source, EVERY) for source in WHOLE),
     *(
         (source, EVERY[number % 4 :: 4])
         for number, source in enumerate(
             [*FOREIGN, *((name, {}) for name in catalog.names("activation"))]
         )
-        if source not in ("BatchNorm2d", ("bn", {}))
+        if source not in WHOLE
     ),
     *((case, [("bn", {})]) for case in every() if case[1]),
     *(("BatchNorm2d", [case]) for case in every() if case[1] and is_one_to_one(case)),
