@@ -1,12 +1,12 @@
 """How kernels see a tensor: its form, tiles, and the order in which memory is gone through.
 
-Measured on an H200 (bfloat16, channels_last, 51 MB: eight passes take 97 µs): with one or two loads
-a thread under way the moments took 25 µs and the sums of backward 40, twice and 1.6 times what their
+Measured on an H200 (bfloat16, channels_last, 51 MB: eight passes take 97 µs): with two loads a
+thread under way the moments took 25 µs and the sums of backward 40, twice and 1.6 times what their
 bytes take, while the maps were at their bytes; with eight loads 21 and 35. Started ahead of the
 kernel in front, six launches save 4 µs in all, and going backwards up to 4 (contiguous: 10). What
-did not pay: hints for the cache (0 to +2 µs), copies through shared memory (0), tiles 256 cells wide
-(+13), eight programs a multiprocessor in place of four (+12), rows as runs at 14 × 14 (+50), and of
-several rows several tiles at once (+300).
+did not pay: hints for the cache (0 to +2 µs), copies through shared memory (0), tiles 256 cells
+wide (+13), eight programs a multiprocessor with four loads a thread (+12), rows as runs at 14 × 14
+(+50), and of several rows several tiles at once (+280).
 """
 
 from __future__ import annotations
