@@ -1,5 +1,8 @@
-"""What an option costs a training step on a CPU, to a part in a hundred: fuse, observe.
+"""What an option costs a training step on a CPU, to a part in a hundred: fuse, observe; and what
+layers cost against nn.BatchNorm2d: in a network, or alone in several sizes and both formats.
 
+    python -m benchmarks.paired_cost network --norm bn,gn,bcn --batch 8
+    python -m benchmarks.paired_cost layers --norm bn,gn,bcn
     python -m benchmarks.paired_cost fuse
     python -m benchmarks.paired_cost observe --model native:resnet20 --size 32 --batch 32
 
@@ -39,6 +42,8 @@ Step = Callable[[], object]
 BLOCK_SECONDS = 0.02  # long against the clock's resolution and short against what others do
 RESAMPLES = 2000
 NEVER = 1 << 60
+SIZES = ((4, 8, 4, 4), (8, 64, 8, 8), (32, 64, 32, 32))
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 class CostRatio(NamedTuple):
@@ -60,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{options.model}, {options.norm}, {shape}, {options.threads} thread(s), ", end="")
     print(f"{options.turns} turns, torch {torch.__version__}")
     try:
-        {"fuse": _fuse, "observe": _observe}[options.option](options)
+        OPTIONS[options.option](options)
     except NormkitError as error:
         print(error, file=sys.stderr)
         return 2
@@ -74,9 +79,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("option", choices=("fuse", "observe"))
+    add("option", choices=tuple(OPTIONS))
     add("--model", default="native:resnet20", help="native:, torchvision: or timm: (%(default)s)")
-    add("--norm", default="bn", help="what its norms become; torch: they stay (%(default)s)")
+    add(
+        "--norm",
+        default="bn",
+        help="what its norms become; torch: they stay (%(default)s); several, with commas, for "
+        "network and layers",
+    )
     add("--batch", type=int, default=32)
     add("--size", type=int, default=32, help="of the square images (%(default)s)")
     add("--turns", type=int, default=100, help="A B B A, so often (%(default)s)")
@@ -95,6 +105,41 @@ def _fuse(options: argparse.Namespace) -> None:
         for mode in ("train", "eval"):
             cost = paired(_step(plain, options, mode), _step(fused, options, mode), options.turns)
             print(f"fused against ReLUs {written}, {mode}: {cost}", flush=True)
+
+
+def _network_cost(options: argparse.Namespace) -> None:
+    for norm in options.norm.split(","):
+        plain, ours = (
+            _network(argparse.Namespace(**{**vars(options), "norm": each}))
+            for each in ("torch", norm)
+        )
+        for mode in ("train", "eval"):
+            cost = paired(_step(plain, options, mode), _step(ours, options, mode), options.turns)
+            print(f"{norm} against nn.BatchNorm2d, {mode}: {cost}", flush=True)
+
+
+def _layers(options: argparse.Namespace) -> None:
+    """A step of one layer, its own call of backward included."""
+    for size in SIZES:
+        for name, memory in FORMATS.items():
+            ratios = []
+            for norm in options.norm.split(","):
+                theirs, ours = nn.BatchNorm2d(size[1]), nk.make(norm, size[1])
+                cost = paired(
+                    *(_layer_step(layer, size, memory) for layer in (theirs, ours)), options.turns
+                )
+                ratios.append(f"{norm} {cost.ratio:.2f}")
+            shape = "×".join(map(str, size))
+            print(f"{shape} {name}, × nn.BatchNorm2d: {', '.join(ratios)}", flush=True)
+
+
+def _layer_step(layer: nn.Module, size: tuple[int, ...], memory: torch.memory_format) -> Step:
+    drawn = torch.Generator().manual_seed(1)
+    x, grad = (
+        torch.randn(size, generator=drawn).to(memory_format=memory).requires_grad_(learns)
+        for learns in (True, False)
+    )
+    return lambda: layer(x).backward(grad)
 
 
 def _observe(options: argparse.Namespace) -> None:
@@ -204,6 +249,9 @@ def _step(network: nn.Module, options: argparse.Namespace, mode: str = "train") 
         optimizer.step()
 
     return step
+
+
+OPTIONS = {"fuse": _fuse, "observe": _observe, "network": _network_cost, "layers": _layers}
 
 
 if __name__ == "__main__":

@@ -371,7 +371,8 @@ def test_compiled_code_sees_it_and_sees_it_go(kind: str) -> None:
     for _ in range(2):
         freeze(model, "statistics")
         before = buffers(model)
-        assert torch.equal(compiled.train()(x), model(x))
+        with nk.use_backend("torch"):  # whose sums are those of graphs
+            assert torch.equal(compiled.train()(x), model(x))
         assert same(buffers(model), before)
         unfreeze(model)
         compiled.train()(x)

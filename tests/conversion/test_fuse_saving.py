@@ -88,11 +88,12 @@ def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 def test_memory_falls_and_gradients_are_equal_to_the_last_bit(monkeypatch):
     plain, saving = fused(network()), nk.fuse(network(), save="inputs")
     count = Count(saving, monkeypatch)
-    found = step(saving, images())
-    little = count.bytes()
-    count.own = {p.untyped_storage().data_ptr() for p in plain.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(count.keep, lambda t: t):
-        expected = step(plain, images())
+    with nk.use_backend("torch"):  # hooks for saved tensors get no steps in C++
+        found = step(saving, images())
+        little = count.bytes()
+        count.own = {p.untyped_storage().data_ptr() for p in plain.parameters()}
+        with torch.autograd.graph.saved_tensors_hooks(count.keep, lambda t: t):
+            expected = step(plain, images())
     everything = count.bytes()
     assert equal(found, expected)
     # kept of each norm: x, and no y; of the stem's pooling no indices, which are twice as large

@@ -74,9 +74,9 @@ class Replayed:
         )
         if found is None or not remade:
             return found
-        y: Tensor = found[0]
-        remaking.offer(y, x, residual, found[1])
-        return y
+        y, gates, make = found
+        remaking.offer(y, x, residual, make)
+        return y if gates is None else (y, gates)
 
     def recorded(
         self, path: Path, x: Tensor, state: LayerState, fusion: Fusion, activation: str
@@ -112,8 +112,6 @@ class Replayed:
         gates, if they are wanted. None if someone looks into it, or if there is more to it."""
         if self.listeners or state.again or not may_replay(x):
             return None
-        if getattr(fusion, "keeps_gates", False) and remaking.active():
-            return None  # its output can be made again only without them
         own, name = self.__dict__, "_norm_replays" if path.part else "_replays"
         replays = own.get(name) or extension_on_cpu().Replays()
         y = self._replayed(replays, x, residual, activation) if path.part else None

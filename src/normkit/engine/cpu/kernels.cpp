@@ -538,6 +538,7 @@ template <Follow F, class T>
 void input_gradient(const T* g, const T* x, const T* r, T* out, const Shape& s, const Map& map,
                     Table constant, Table slope, int64_t step, int threads) {
   using A = wide<T>;
+  const bool slopes = bool(slope);  // else x has no part in it, be it a number or not
   auto rest = [&](int64_t row, int64_t j, A& k0, A& k1) {
     double wide0 = constant ? constant[row * step + j] : 0;
     const double wide1 = slope ? slope[row * step + j] : 0;
@@ -559,7 +560,7 @@ void input_gradient(const T* g, const T* x, const T* r, T* out, const Shape& s, 
         for (int64_t p = 0; p < s.L; ++p) {
           const A here = before<F>(up(grad[p]), up(from[p]), a, b, c,
                                    F == BOTH ? up(added[p]) : A(0));
-          put(to + p, a * here + (k0 + k1 * (up(from[p]) - c)));
+          put(to + p, a * here + (slopes ? k0 + k1 * (up(from[p]) - c) : k0));
         }
       }
     });
@@ -584,7 +585,7 @@ void input_gradient(const T* g, const T* x, const T* r, T* out, const Shape& s, 
         for (int64_t j = 0; j < s.C; ++j) {
           const A here = before<F>(up(grad[j]), up(from[j]), a[j], b[j], c[j],
                                    F == BOTH ? up(added[j]) : A(0));
-          put(to + j, a[j] * here + (k0[j] + k1[j] * (up(from[j]) - c[j])));
+          put(to + j, a[j] * here + (slopes ? k0[j] + k1[j] * (up(from[j]) - c[j]) : k0[j]));
         }
       }
     }

@@ -127,7 +127,8 @@ def written(
     dx = NOTHING
     if x.requires_grad:
         dx = backward.like_x()
-        given = [grad, X, RESIDUAL, dx, *map, extra, (extra, period)]
+        rest = [extra, (extra, period)] if family.moments else [NOTHING] * 2
+        given = [grad, X, RESIDUAL, dx, *map, *rest]
         backward.call("input_gradient", given, [*numbers, step])
     return {
         "parameters": list(own),

@@ -222,7 +222,6 @@ struct Remake {
   uint64_t stream;
 
   static bool possible(const Plan& plan) {
-    if (plan.gates >= 0) return false;
     for (auto [slot, offset] : plan.forward.launches.back().slots)
       if (slot > 1 && slot != plan.tables && slot != plan.y) return false;
     return true;
@@ -387,9 +386,10 @@ struct Replays {
       auto made = NormalizerStep::apply(plan, reinterpret_cast<void*>(stream), x, residual,
                                         at::TensorList(own), kept, &results);
       if (results.left_out) plan->report();
-      if (plan->gates >= 0) return py::make_tuple(made[0], made[1]);
+      if (!remade && plan->gates >= 0) return py::make_tuple(made[0], made[1]);
       if (!remade) return py::cast(made[0]);
-      return py::make_tuple(made[0], Remake{plan, results.tables, stream});
+      py::object second = plan->gates >= 0 ? py::cast(made[1]) : py::object(py::none());
+      return py::make_tuple(made[0], second, Remake{plan, results.tables, stream});
     }
     return py::none();
   }
