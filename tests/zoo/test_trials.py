@@ -21,10 +21,8 @@ MODELS = (
     "timm:test_resnet",
     "timm:test_efficientnet",
     "timm:test_byobnet",
-    "timm:mobilenetv3_small_050",
     "timm:ghostnet_050",
     "timm:test_vit",  # layer norms over the last axis: nothing to convert
-    "torchvision:mnasnet0_5",
     "torchvision:regnet_y_400mf",  # cannot be built on the meta device
     "torchvision:convnext_tiny",  # layer norms over the channels
     "torchvision:lraspp_mobilenet_v3_large",
