@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.gpu.page import GpuRun, title
 from normkit.lab.experiment import Experiment
-from normkit.lab.results import Result
-from normkit.lab.statistics import compare
-from tools.evidence.claims import ALL
+from normkit.lab.results import DONE, Result
+from normkit.lab.statistics import compare, decide
+from tools.evidence.claims import ALL, OUR_OWN
 from tools.evidence.judge import CONTRADICTED, NOT_RUN, ClaimRow, scores
 from tools.evidence.page import Digits, Evidence, where
 from tools.evidence.results import RESULTS
@@ -25,18 +25,30 @@ DAMAGED = "p-damaged-images"
 SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale", "a-resnet18", "l-resnet18")
 WORKER, WARM = "train.worker_batch", "train.warmup"
 NOTHING = "Not measured yet: `python -m tools.evidence.train --out FOLDER {}`."
-# what the tables call them, in code; and in the benchmark, fused
+ALIKE = ("g-ubn", "l-ws-bcn", "g-rectifications")  # other norms on the same ground, at 128
+LABELS = {"bn + affine": "bnet", "bn + normalization": "rbn"}
+MICRO = "bcn + ws, micro"  # what bcn + ws is below 128 images a worker
+QUARTER = 'for c in widths: nk.convert(model, "{}", f"channels:{{c}}", groups=c // 4{})'
+# what the tables call them, in code as it was measured; and in the benchmark, with how
 IN_CODE = {
-    "bn": ('`nk.convert(model, "bn")`', "bn-fused"),
-    "gn": ('`nk.convert(model, "gn")`', "gn-fused"),
-    "gn + ws": ('`nk.recipes.micro_batch(model, "gn").apply()`', ""),
-    "bgn": ("`nk.recipes.bgn(model, batch_size).apply()`", "bgn"),
-    "bcn + ws": ("`nk.recipes.micro_batch(model, micro=False).apply()`", "bcn-fused"),
-    "bcn + ws below 128 a worker": (
-        "`nk.recipes.micro_batch(model).apply()`, then `nk.follow_learning_rate(model, optimizer)`",
+    "bn": ('nk.convert(model, "bn")', "bn-fused", "fused"),
+    "bn + ws": ('nk.convert(model, "bn"); nk.standardize(model)', "", ""),
+    "gn": (QUARTER.format("gn", ""), "gn-fused", "fused, usual groups"),
+    "gn + ws": (QUARTER.format("gn", "") + "; then nk.standardize(model)", "", ""),
+    "bgn": ("nk.recipes.bgn(model, batch_size).apply()", "", ""),
+    "bcn + ws": (
+        QUARTER.format("bcn", "") + "; then nk.standardize(model)",
+        "bcn-fused",
+        "fused, usual groups, without ws",
+    ),
+    MICRO: (
+        QUARTER.format("bcn", ", micro=True") + "; then nk.standardize(model); "
+        "nk.follow_learning_rate(model, optimizer)",
+        "",
         "",
     ),
-    "ubn": ("`nk.recipes.ubn(model).apply()`", "ubn"),
+    "ubn": ('nk.recipes.ubn(model, start="torch").apply()', "ubn", "not fused"),
+    "bnet": ('nk.recipes.bnet(model, "all", start="torch").apply()', "", ""),
 }
 PRETRAINED = """\
 ## For a pretrained network with batch norms, and few images a batch
@@ -92,7 +104,7 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     if mind := _to_mind(evidence):
         yield "## What to mind"
         yield ""
-        yield "Where a paper's claim is contradicted here, and why:"
+        yield "Where a paper's claim is contradicted here, and what the runs say beside that:"
         yield ""
         yield from mind
         yield ""
@@ -105,7 +117,9 @@ def _to_mind(evidence: Evidence) -> list[str]:
     return [
         f"- ({claim.letter}) {_full_text(i)}: {claim.note}"
         for i, claim in enumerate(ALL)
-        if claim.note and any(row.answer == CONTRADICTED for row in evidence.rows[i])
+        if claim.note
+        and claim.source != OUR_OWN
+        and any(row.answer == CONTRADICTED for row in evidence.rows[i])
     ]
 
 
@@ -116,39 +130,98 @@ def _full_text(i: int) -> str:
 
 
 def _in_short(evidence: Evidence) -> Iterator[str]:
-    """The best of each column of the table with warm-up, what they are in code, what they cost."""
+    """The best for each number of images, what they are in code, what they cost."""
     experiment = evidence.experiments[FILE]
-    yield "The highest test accuracies with an epoch of warm-up, in percent; tables below have the"
-    yield "rest."
+    yield "Test accuracies with an epoch of warm-up, in percent, with the number of seeds: highest,"
+    yield "those not shown to be lower (paired seeds, Holm for the row), and the next. At 128"
+    yield f"images norms of {', '.join(ALIKE)} are there too; at fewer they were not measured."
     yield ""
-    yield "| images that share statistics | best | second | third | bn |"
+    yield "| images that share statistics | highest | not shown to be lower | next | bn |"
     yield "|---:|---|---|---|---|"
     for size in _sizes(experiment):
-        means = []
-        for name in _names(experiment):
-            cell = ((WARM, 1), (WORKER, size))
-            values, lost = scores(
-                experiment, experiment.variant(name, cell), evidence.results[FILE]
-            )
-            if values and not lost:
-                means.append((statistics.fmean(values), name))
-        best = [f"{name} {100 * mean:.1f}" for mean, name in sorted(means, reverse=True)[:3]]
-        bn = [f"{100 * mean:.1f}" for mean, name in means if name == "bn"]
-        yield f"| {size} | {' | '.join([*best, *['–'] * (3 - len(best))])} | {(bn or ['–'])[0]} |"
+        found = seen_scores(evidence, size)
+        micro = found.pop(MICRO, {})
+        if not found:
+            continue
+        names = sorted(found, key=lambda name: -_mean(found[name]))
+        level = not_shown_lower(found, names[0], experiment.equivalence)
+        rest = [name for name in names[1:] if name not in level]
+        fields = [", ".join(_scored(found, each) for each in part) or "–" for part in
+                  (names[:1], level, rest[:1], ["bn"] if "bn" in found else [])]  # fmt: skip
+        yield f"| {size} | {' | '.join(fields)} |"
     yield ""
+    if micro:
+        yield from _micro(evidence, micro)
+        yield ""
     rows, device = _network_rows("resnet18-32")
-    yield "In code, each followed by `nk.fuse(model)`; and a step of training with these norms, the"
-    yield "weights as they are, beside nn.BatchNorm2d: a ResNet-18 for images of 32 pixels, batch"
-    yield f"128, on one {device}."
+    yield "In code, as measured (`widths`: the network's numbers of channels, here 16, 32, 64); and"
+    yield "a step of training beside nn.BatchNorm2d: a ResNet-18 for images of 32 pixels, batch"
+    yield f"128, on one {device}; – is not measured. For speed let `nk.fuse(model)` follow."
     yield ""
-    yield "| here | in code | speed | memory |"
-    yield "|---|---|---:|---:|"
-    for name, (code, measured) in IN_CODE.items():
-        row = rows.get(measured)
-        cost = f"{row['ratio']:.2f} | {row['memory']:.2f}" if row else "– | –"
-        yield f"| {name} | {code} | {cost} |"
+    yield "| here | in code | speed | memory | measured as |"
+    yield "|---|---|---:|---:|---|"
+    for name, (code, variant, how) in IN_CODE.items():
+        row = rows.get(variant)
+        cost = f"{row['ratio']:.2f} | {row['memory']:.2f} | {how}" if row else "– | – | –"
+        shown = code.replace("; then ", "`, then `")
+        yield f"| {name} | `{shown}` | {cost} |"
     yield ""
     yield "    python -m benchmarks.gpu --parts 'network resnet18-32'"
+
+
+def _micro(evidence: Evidence, micro: Mapping[int, float]) -> Iterator[str]:
+    """The micro-batch form beside its fair rival."""
+    sync = seen_scores(evidence, 128).get("bn", {})
+    gaps = [micro[seed] - sync[seed] for seed in micro if seed in sync]
+    yield f"Where workers may exchange numbers once a step: {MICRO} has {100 * _mean(micro):.1f}"
+    yield "(one set of runs for 8, 2 and 1 images a worker: statistics from samples alone, and"
+    yield "estimates updated once a step from all 128 images). Its fair rival is SyncBN, bn at"
+    if len(gaps) > 1:
+        margin = evidence.experiments[FILE].equivalence
+        [decision] = decide([gaps], margin)
+        yield (
+            f"128: {100 * _mean(sync):.1f}. On {len(gaps)} paired seeds the difference is "
+            f"{100 * statistics.fmean(gaps):+.2f} ({decision.verdict})."
+        )
+    else:
+        yield "128, not measured."
+
+
+def seen_scores(evidence: Evidence, size: int) -> dict[str, dict[int, float]]:
+    """By norm and seed, with warm-up: all on this ground, without those that lost a run."""
+    found: dict[str, dict[int, float]] = {}
+    for file in (FILE, *(ALIKE if size == 128 else ())):
+        experiment = evidence.pooled(file)
+        for variant in experiment.variants:
+            cell = dict(variant.cell)
+            if cell[WARM] != 1 or cell.get(WORKER, size) != size:
+                continue
+            runs = {run.seed: evidence.pool.get(run.id) for run in variant.runs(experiment.seeds)}
+            ran = {seed: each for seed, each in runs.items() if each is not None}
+            if ran and all(each.outcome(experiment.metric) == DONE for each in ran.values()):
+                name = LABELS.get(variant.name, variant.name)
+                name = MICRO if name == "bcn + ws" and size < 128 else name
+                found[name] = {s: each.score(experiment.metric) or 0.0 for s, each in ran.items()}
+    return found
+
+
+def not_shown_lower(
+    found: Mapping[str, Mapping[int, float]], best: str, margin: float
+) -> list[str]:
+    """Which others might be as good as the best, by paired seeds; from the highest down."""
+    others = sorted((name for name in found if name != best), key=lambda name: -_mean(found[name]))
+    top = found[best]
+    gaps = [[top[s] - found[name][s] for s in top if s in found[name]] for name in others]
+    decisions = decide(gaps, margin)
+    return [name for name, each in zip(others, decisions, strict=True) if each.verdict != "better"]
+
+
+def _mean(scores: Mapping[int, float]) -> float:
+    return statistics.fmean(scores.values()) if scores else math.nan
+
+
+def _scored(found: Mapping[str, Mapping[int, float]], name: str) -> str:
+    return f"{name} {100 * _mean(found[name]):.1f} (n {len(found[name])})"
 
 
 def _network_rows(network: str) -> tuple[dict[str, dict[str, Any]], str]:
@@ -167,9 +240,11 @@ def _names(experiment: Experiment) -> list[str]:
 
 
 def _by_worker_batch(evidence: Evidence) -> Iterator[str]:
-    experiment, results = evidence.experiments[FILE], evidence.results[FILE]
-    yield f"{experiment.difference} {len(results)} of {len(experiment.runs())} runs; – is not run."
-    yield "Verdicts are decided together for a table, more strictly than claim by claim."
+    own_runs, planned = evidence.results[FILE], evidence.experiments[FILE]
+    experiment, results = evidence.pooled(FILE), evidence.pool
+    yield f"{planned.difference} {len(own_runs)} of {len(planned.runs())} runs; – is not run."
+    yield "Means are over all seeds of a norm, verdicts over paired ones: decided together for a"
+    yield "table, more strictly than claim by claim."
     yield ""
     for warm, words in ((1, "with an epoch of warm-up"), (0, "without warm-up")):
         own = tuple(each for each in experiment.variants if dict(each.cell)[WARM] == warm)
@@ -193,7 +268,7 @@ def _worker_batch_table(experiment: Experiment, results: Mapping[str, Result]) -
     yield "| | " + " | ".join(f"{size} a worker" for size in sizes) + " |"
     yield "|---|" + "---:|" * len(sizes)
     for name in _names(experiment):
-        fields = []
+        fields = []  # bcn + ws is its micro-batch form below 128 images a worker
         for variant in (each for each in experiment.variants if each.name == name):
             values, lost = scores(experiment, variant, results)
             std = statistics.stdev(values) if len(values) > 1 else math.nan
@@ -201,7 +276,11 @@ def _worker_batch_table(experiment: Experiment, results: Mapping[str, Result]) -
             verdict = verdicts.get((name, variant.cell), "") if values else ""
             mark = f", {lost} lost" if lost else ""
             fields.append(f"{text}{', ' + verdict if verdict else ''}{mark}")
-        if set(fields) != {"–"}:
+        if name == "bcn + ws":
+            for label, part in ((name, [fields[0], *["–"] * 3]), (MICRO, ["–", *fields[1:]])):
+                if set(part) != {"–"}:
+                    yield f"| {label} | " + " | ".join(part) + " |"
+        elif set(fields) != {"–"}:
             yield f"| {name} | " + " | ".join(fields) + " |"
 
 
