@@ -125,9 +125,8 @@ def _layers(options: argparse.Namespace) -> None:
             ratios = []
             for norm in options.norm.split(","):
                 theirs, ours = nn.BatchNorm2d(size[1]), nk.make(norm, size[1])
-                cost = paired(
-                    *(_layer_step(layer, size, memory) for layer in (theirs, ours)), options.turns
-                )
+                a, b = (_layer_step(layer, size, memory) for layer in (theirs, ours))
+                cost = paired(a, b, options.turns)
                 ratios.append(f"{norm} {cost.ratio:.2f}")
             shape = "×".join(map(str, size))
             print(f"{shape} {name}, × nn.BatchNorm2d: {', '.join(ratios)}", flush=True)

@@ -12,6 +12,7 @@ from normkit.core.fusion import Fixed, Fusion
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
+from normkit.engine.cpu.passes import moments
 from normkit.engine.cpu.steps import written
 from normkit.engine.dispatch import Path, forced
 from normkit.engine.epilogue import check as check_epilogue
@@ -110,20 +111,26 @@ class Replayed:
     ) -> Any:
         """On a CPU: the step in C++, whose plan is kept for the next one of such a shape; with its
         gates, if they are wanted. None if someone looks into it, or if there is more to it."""
-        if self.listeners or state.again or not may_replay(x):
+        if state.again or not may_replay(x):
             return None
-        own, name = self.__dict__, "_norm_replays" if path.part else "_replays"
+        # what is more than the step is not for ``replay``
+        more = path.part or bool(self.listeners)
+        own, name = self.__dict__, "_norm_replays" if more else "_replays"
         replays = own.get(name) or extension_on_cpu().Replays()
-        y = self._replayed(replays, x, residual, activation) if path.part else None
-        if y is not None or len(replays) >= PLANS or own.get("_unrecorded", 0) >= PLANS:
-            return y
-        plan = written(self, x, residual, activation, fusion, self.cells(x))
-        if plan is not None:
-            replays.add(x, plan)
-            own[name] = replays
-            y = self._replayed(replays, x, residual, activation)
-        if y is None:
-            own["_unrecorded"] = own.get("_unrecorded", 0) + 1
+        y = self._replayed(replays, x, residual, activation) if more else None
+        if y is None and len(replays) < PLANS and own.get("_unrecorded", 0) < PLANS:
+            plan = written(self, x, residual, activation, fusion, self.cells(x))
+            if plan is not None:
+                replays.add(x, plan)
+                own[name] = replays
+                y = self._replayed(replays, x, residual, activation)
+            if y is None:
+                own["_unrecorded"] = own.get("_unrecorded", 0) + 1
+        if y is not None and self.listeners and self.uses_moments():
+            layout = self.cells(x)
+            found = Moments(*moments(x.detach(), layout), layout.count)
+            for listener in self.listeners:
+                listener(found)
         return y
 
     def __setattr__(self, name: str, value: Any) -> None:

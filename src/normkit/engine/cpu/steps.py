@@ -127,8 +127,9 @@ def written(
     dx = NOTHING
     if x.requires_grad:
         dx = backward.like_x()
-        rest = [extra, (extra, period)] if family.moments else [NOTHING] * 2
-        given = [grad, X, RESIDUAL, dx, *map, *rest]
+        given = [grad, X, RESIDUAL, dx, *map, NOTHING, NOTHING]
+        if family.moments:
+            given[-2:] = [extra, (extra, period)]
         backward.call("input_gradient", given, [*numbers, step])
     return {
         "parameters": list(own),
