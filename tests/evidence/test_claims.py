@@ -161,7 +161,7 @@ def test_a_difference_that_may_be_slight_or_not_shows_neither() -> None:
     rows = judge(claim, made_up("e-forms-of-the-scale", {"a1": 0.006}))
     [row, _] = [row for row in rows if row.variant == "a1"]
     assert (row.verdict, row.answer, row.said) == (
-        "better", "not shown", "not shown, looks better",
+        "better", "not shown", "better, not shown whether slightly",
     )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def test_accuracy_left_is_judged_beside_accuracy_lost(tmp_path: Path) -> None:
             results[run.id] = dataclasses.replace(results[run.id], epochs=(last,))
     write_results(experiment, results, tmp_path)
     [line] = [line for line in evidence_page(tmp_path).splitlines() if line.startswith("| k |")]
-    assert line.endswith("**holds**; of accuracy left: **holds 2 of 4, contradicted 2 of 4** |")
+    assert line.endswith("**holds**; of accuracy left: **holds 2 of 4; contradicted 2 of 4** |")
 
 
 def test_training_that_fails_is_worse() -> None:

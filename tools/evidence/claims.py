@@ -97,12 +97,12 @@ ALL = (
                "Images are centred here; the next claim has them as they are."),
     Claim("h", "… and where images are not centred, so that features are alike from the start",
           "h-uncentred-images", {"ubn": BETTER}, measure="condensation",
-          note="The cosine starts high and falls with both. UBN has the higher accuracy in both "
-               "tables below and less alike features in neither: here the two do not go together."),
+          note="The cosine starts high and falls with both. UBN has the higher accuracy with "
+               "and without centring, (g) and below, and less alike features in neither."),
     Claim("i", "the estimation shift of BN's deviations grows with depth",
           "i-estimation-shift", {"bn": BETTER}, measure="esm_std_trend",
           note="With few images the first norm has the largest shift by far, and the last norms "
-               "less than those in the middle: it grows with depth where the images are many."),
+               "less than those in the middle. With many it grows up to the last few norms."),
     Claim("i", "a group norm in every other layer lowers the error from few images",
           "i-estimation-shift", {"gnbn": BETTER}),
     Claim("i", "… and keeps the estimation shift of the other layers' deviations small",

@@ -75,6 +75,8 @@ class ClaimRow:
         """The answer; where nothing is shown, with the side on which the difference lies."""
         if self.answer != NOT_SHOWN or not self.pairs:
             return self.answer
+        if self.verdict in (BETTER, WORSE):
+            return f"{self.verdict}, not shown whether slightly"
         return f"{self.answer}, looks {'better' if self.difference > 0 else 'worse'}"
 
 

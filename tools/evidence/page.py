@@ -44,9 +44,10 @@ TEXT = """\
 Each claim is an experiment of [experiments/claims](../experiments/claims): small networks and few
 epochs, so a claim that does not hold here may hold at the papers' scale, and the other way round.
 Seeds are paired, and a comparison has all seeds that were trained on both sides: where means of
-one network differ from table to table, they are over different seeds. Answers come from the lab's
-verdicts ([how they are reached](verdicts.md)), with 5 % for all planned rows of a claim together,
-those not run yet included (Holm); claims are not corrected together. *holds*: the interval of the
+one network differ from table to table, they are over different seeds, or of other runs ((k) and (p)
+have their own). Answers come from the lab's verdicts ([how they are reached](verdicts.md)), with
+5 % for all planned rows of a claim together, those not run yet included (Holm); claims are not
+corrected together. *holds*: the interval of the
 difference excludes 0 on the side that the claim says; *contradicted*: on the other side; *does not
 hold*: the difference is smaller than half a point, or is there where none should be; *not shown*:
 too few seeds to tell, with the side on which the mean lies; *unstable*: runs were lost.
@@ -179,7 +180,7 @@ def answer_in_words(claim: Claim, rows: Sequence[ClaimRow]) -> str:
     if not ran:
         return NOT_RUN
     said = Counter(row.said for row in ran)
-    words = ", ".join(
+    words = "; ".join(
         answer if len(said) == 1 else f"{answer} {many} of {len(ran)}"
         for answer, many in said.items()
     )
