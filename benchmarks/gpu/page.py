@@ -42,7 +42,8 @@ HEAD = """\
 # On a GPU
 
 One {device}, torch {torch}, Triton {triton}, Python {Python}, {cores} cores, commit {commit}.
-Everything on this page is written by one command from [the numbers of one run](benchmark-gpu.json):
+Everything on this page is written by one command from [the numbers of one run](benchmark-gpu.json),
+of what it had time for:
 
     python -m benchmarks.gpu            measure, all or what is missing (about 7 minutes)
     python -m benchmarks.gpu --page     write this page and the README's figures
@@ -103,9 +104,15 @@ Seconds an epoch and run: a ResNet-18 with a stem for 32×32 images, {images:,} 
 flips and random crops on the device, batch 128, bfloat16, channels_last. "Recorded" steps are
 CUDA graphs.
 """
+OLDER = """\
+## Networks of an older version
+
+Not measured again yet: commit 8d66932, before the kernels of today
+([numbers](../benchmarks/results/networks-h200.json)), as above.
+"""
 README_LAYERS = """\
-On an {device} (bfloat16, channels_last, 128×256×56×56) a training step takes this many times the
-memory floor, eight passes over the input: bn, gn, bcn, rbn and sn {low:.2f} to {high:.2f},
+On an {device} (bfloat16, channels_last, {shape}) a training step takes this many times the memory
+floor, eight passes over the input: bn, gn, bcn, rbn and sn {low:.2f} to {high:.2f},
 nn.BatchNorm2d (cuDNN) {bn:.2f}, nn.GroupNorm {gn:.2f}.
 """
 README_SMALL = """\
@@ -116,6 +123,8 @@ README_MEMORY = """\
 `nk.fuse(model, save="inputs")` makes what comes out of a norm again in backward from what went
 in, to the last bit, instead of keeping it. Peak memory in GiB, and what it brings:
 """
+
+OLDER_RUNS = Path(__file__).parents[1] / "results" / "networks-h200.json"
 
 Row = dict[str, Any]
 
@@ -174,7 +183,7 @@ def gpu_page(path: Path) -> str:
 
 def _lines(run: GpuRun) -> Iterator[str]:
     yield HEAD.format(**run.environment, commit=run.document["commit"])
-    for section in (_networks, _memory, _compiled, _host, _layers, _lab, _remarks):
+    for section in (_networks, _memory, _compiled, _host, _layers, _lab, _older, _remarks):
         yield from section(run)
 
 
@@ -291,6 +300,27 @@ def _lab(run: GpuRun) -> Iterator[str]:
         yield from grid(["norms", *heads], lines)
 
 
+def _older(run: GpuRun) -> Iterator[str]:
+    """Networks that this run has not, and an older one had."""
+    rows: dict[str, dict[str, Row]] = {}
+    for each in json.loads(OLDER_RUNS.read_text(encoding="utf-8"))["runs"]:
+        for name, found in each["networks"].items():
+            rows.setdefault(name, {}).update({row["variant"]: row for row in found})
+    lines = []
+    for name, own in rows.items():
+        if run.rows(f"network {name}"):
+            continue
+        head = [TITLES[name], str(CASES[name].batch)]
+        for row in own.values():
+            numbers = [_number(row.get(key)) for key in ("ratio", "gib", "memory")]
+            lines.append([*head, title(row["variant"]), _rate(row), *numbers])
+            head = ["", ""]
+    if lines:
+        yield OLDER
+        header = ["network", "batch", "norms", "images/s", f"× {BN}", "peak GiB", "×"]
+        yield from grid(header, lines, left=(0, 2))
+
+
 def _remarks(run: GpuRun) -> Iterator[str]:
     """What was refused is said, so that no row is missing in silence."""
     errors = [
@@ -315,11 +345,14 @@ def with_block(readme: str, path: Path) -> str:
 
 
 def _readme_lines(run: GpuRun) -> Iterator[str]:
-    large = run.multiples("128x256x56x56 channels_last")
+    shapes = ("128x256x56x56 channels_last", "32x256x56x56 channels_last")
+    shape = next((each for each in shapes if run.rows(f"layers {each}")), shapes[0])
+    large = run.multiples(shape)
     near = [large[name] for name in ("bn", "gn", "bcn", "rbn", "sn") if name in large]
     if near and BN in large and GN in large:
         ends = {"low": min(near), "high": max(near), "bn": large[BN], "gn": large[GN]}
-        yield README_LAYERS.format(device=run.environment["device"], **ends)
+        size = shape.split()[0].replace("x", "×")
+        yield README_LAYERS.format(device=run.environment["device"], shape=size, **ends)
     lines = []
     for norm in ("torch-bn", "torch-gn", "bn", "gn", "bcn", "rbn", "ubn"):
         kinds = (norm, f"{norm}-fused", f"{norm}-save")
@@ -332,12 +365,15 @@ def _readme_lines(run: GpuRun) -> Iterator[str]:
             ),
             None,
         )
-        if rates[0]:
+        if any(rates):
             cells = [MISSING if rate is None else f"{rate:,.0f}" for rate in (*rates, compiled)]
             lines.append([title(norm), *cells])
     if lines:
         header = ["ResNet-50, batch 256, images/s", "eager", "after `nk.fuse`"]
-        yield from grid([*header, '`save="inputs"`', "fused and compiled"], lines)
+        header += ['`save="inputs"`', "fused and compiled"]
+        if not run.rows("compiled"):
+            header, lines = header[:-1], [line[:-1] for line in lines]
+        yield from grid(header, lines)
     lines = []
     for name in SMALL:
         small = ("bn", "bn-fused", "gn", "gn-fused", "torch-gn")

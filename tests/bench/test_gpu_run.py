@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 from multiprocessing import Pipe
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import compiled, networks, page, parts
+from benchmarks.gpu import compiled, networks, page, parts, preparing
 from benchmarks.gpu.networks import Case
 
 CPU = torch.device("cpu")
@@ -125,6 +126,13 @@ def _broken(*arguments):
     raise RuntimeError("broken")
 
 
+def test_what_processes_call_can_be_imported_by_them():
+    """It stood in __main__, which a process that is spawned cannot import: no run could prepare."""
+    called = (preparing._alone, preparing._prepared, compiled._serve)
+    assert [pickle.loads(pickle.dumps(each)) for each in called] == list(called)
+    assert not any("__main__" in each.__module__ for each in called)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -182,7 +190,7 @@ def test_the_readme_has_a_place_for_figures(tmp_path):
     written = page.with_block(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n", path)
     assert written.startswith(f"before\n{page.BEGIN}\n")
     assert written.endswith(f"{page.END}\nafter\n")
-    assert "| bn | 120 | 150 | 135 | – |" in written
+    assert "| bn | 120 | 150 | 135 |\n" in written  # nothing was compiled
     assert "old" not in written
     assert page.with_block(written, path) == written
     with pytest.raises(ValueError, match="lacks the lines"):
