@@ -29,9 +29,7 @@ NUMBERS = {"kernel_size", "init", "tau", "minus", "ratio", "eval_weight"}
 ELSEWHERE = ("bn-momentum=None", "bcn-groups=2-micro=True-update_rate=0.1", "ssn-anneal_steps=4")
 ELSEWHERE += ("gn-groups=4", label(STRIPS))
 OPTIONS = [
-    case
-    for case in every()
-    if not case[1].keys() <= NUMBERS and label(case) not in ELSEWHERE
+    case for case in every() if not case[1].keys() <= NUMBERS and label(case) not in ELSEWHERE
 ]
 
 
