@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import threading
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ import normkit as nk
 from cases import FORMATS
 from normkit.engine.cpu import passes as cpp_passes
 from normkit.engine.replay import build
-from normkit.errors import NonFiniteWarning
+from normkit.engine.replay.record import PLANS
+from normkit.errors import DeviceError, NonFiniteWarning
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 LAYERS = {
@@ -228,3 +230,104 @@ def test_without_it_torch_computes(monkeypatch, tmp_path):
     assert build.extension() is not None
     assert "AffineBackward" in step(layer, x, x)[1]
     assert "built after the first step" in nk.why(layer, x)
+
+
+def test_another_thread_may_bring_a_new_size():
+    """Plans moved in memory while a loop of one of them ran: a segmentation fault."""
+    layer, large = make("gn").eval(), batch(n=4, size=(96, 96))
+    wanted = layer(large)
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(layer(large) for _ in range(30)))
+    thread.start()
+    for i in range(40):
+        layer(batch(n=1, size=(2 + i, 3)))
+    thread.join()
+    assert len(found) == 30
+    assert all(torch.equal(y, wanted) for y in found)
+
+
+def test_tensors_of_other_sizes_are_not_read_by_loops():
+    x = batch()
+    given = {"weight": torch.ones(3), "bias": torch.zeros(3)}
+    layer = make("bn")
+    layer(x)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        functional_call(layer, given, (x,))
+    layer.weight.data = torch.ones(2)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        layer(x)
+    other = make("bn")
+    other.running_mean = torch.zeros(2)
+    with pytest.raises(RuntimeError, match="invalid for input of size 16"):
+        other(x)
+
+
+def test_one_parameter_under_two_names():
+    x, layer = batch(), make("bn")
+    layer.bias = layer.weight
+    found, wanted = both(layer, x, torch.randn_like(x))
+    for got, expected in zip(found[0], wanted, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_coefficients_of_a_subclass_are_its_own():
+    class Halved(nk.BN):
+        def coefficients(self, moments, state):
+            result = super().coefficients(moments, state)
+            return result._replace(map=result.map.then(torch.full((16,), 0.5), None))
+
+    x = batch()
+    torch.testing.assert_close(Halved(16)(x), 0.5 * nk.BN(16)(x), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_registered_later_counts():
+    layer, x = nk.BN(16, affine=False), batch()
+    plain = layer(x)
+    layer.register_parameter("weight", torch.nn.Parameter(torch.full((16,), 3.0)))
+    torch.testing.assert_close(layer(x), 3 * plain, rtol=1e-5, atol=1e-5)
+
+
+def test_an_eps_of_another_time_is_refused():
+    layer, x = make("bn"), batch().requires_grad_()
+    y = layer(x).pow(3).sum()
+    layer.eps = 1.0
+    with pytest.raises(RuntimeError, match=r"The eps of BN was 1e-05 .* is 1 now"):
+        torch.autograd.grad(y, x, create_graph=True)
+
+
+def test_more_sizes_than_plans_and_attributes_that_change():
+    layer = make("bn")
+    for i in range(PLANS + 2):
+        layer.momentum = 0.1 / (i + 1)
+        y = layer(batch(size=(2 + i, 3)).requires_grad_())
+        assert "NormalizerStep" in y.grad_fn.name()
+    for i in range(PLANS + 2):
+        y = layer(batch(size=(3, 2 + i)).requires_grad_())
+        assert "NormalizerStep" in y.grad_fn.name()
+
+
+def test_a_cache_that_cannot_be_looked_into(monkeypatch):
+    def library():
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(build, "_extension", build._Extension())
+    monkeypatch.setattr(build, "library", library)
+    layer, x = make("bn"), batch()
+    assert "AffineBackward" in step(layer, x, x)[1]
+    assert "its cache cannot be looked into" in nk.why(layer, x)
+    with pytest.raises(DeviceError, match="Permission denied"):
+        nk.build_extension()
+
+
+def test_one_process_builds_at_a_time(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setattr(build, "_extension", build._Extension())
+    target = build.library()
+    target.parent.mkdir(parents=True)
+    target.with_name("begun").touch()
+    build._build_aside()
+    assert "another process builds it now" in build.reason()
+    with pytest.raises(DeviceError, match="the compiler said: nothing, exit status 1"):
+        nk.build_extension()
+    assert list(target.parent.iterdir()) == []

@@ -253,7 +253,7 @@ def test_what_is_built_beside_training_is_loaded_by_who_asks(monkeypatch, tmp_pa
         loaders.append(threading.current_thread())
         build._extension.module = "there"
 
-    monkeypatch.setattr(build, "_build", lambda to: builders.append(threading.current_thread()))
+    monkeypatch.setattr(build, "_build", lambda *_: builders.append(threading.current_thread()))
     monkeypatch.setattr(build, "_load", load)
     assert build.extension() is None or loaders  # the thread may have been quick
     while not builders:

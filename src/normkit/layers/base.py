@@ -90,11 +90,16 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
         self.exchange: Callable[[Tensor, Moments, LayerState], MapResult] | None = None
         """Called instead of ``compute``, and no kernel makes the map: for batches in parts."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "coefficients" in cls.__dict__ and "fusion" not in cls.__dict__:
+            cls.fusion = Normalizer.fusion  # type: ignore[method-assign]
+
     # ---------------------------------------------------------------- what a subclass writes
 
     def coefficients(self, *args: Any, **kwargs: Any) -> Any:
-        """``coefficients(moments) -> Coefficients``: the tables of the map, from the moments of
-        each sample and channel. (Any, for BatchNormalizer's has the state too and returns more.)"""
+        """``coefficients(moments) -> Coefficients``, of the moments of each sample and channel. (Any,
+        for BatchNormalizer's has the state too and returns more.)"""
         raise NotImplementedError
 
     def cells(self, x: Tensor) -> Layout:
@@ -132,7 +137,6 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
 
     def check_size(self, x: Tensor) -> None:
         """Refuse sizes for which the statistics do not exist."""
-
     # ---------------------------------------------------------------- from and to a batch norm
 
     @classmethod

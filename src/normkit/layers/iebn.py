@@ -42,6 +42,7 @@ class IEBN(Gated):
     )
     gate_start = -1.0
     looks_at = "input"
+    fusion = Gated.fusion  # which describes the coefficients below
 
     def coefficients(self, moments: Moments | None, state: LayerState) -> MapResult:
         assert moments is not None

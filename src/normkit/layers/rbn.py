@@ -52,6 +52,7 @@ class RBN(Gated):
     center_weight: Tensor | None
     gate_start = 1.0
     looks_at = "normalized"
+    fusion = Gated.fusion  # which describes the coefficients below
 
     def __init__(self, channels: int, *, centering: bool = True, **options: Any) -> None:
         super().__init__(channels, **options)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normkit.core.fusion import Fixed, Fusion
 from normkit.core.moments import Moments
@@ -118,14 +118,16 @@ class Replayed:
         own, name = self.__dict__, "_norm_replays" if more else "_replays"
         replays = own.get(name) or extension_on_cpu().Replays()
         y = self._replayed(replays, x, residual, activation) if more else None
-        if y is None and len(replays) < PLANS and own.get("_unrecorded", 0) < PLANS:
+        if y is None and own.get("_unwritten", 0) < PLANS:
+            if len(replays) >= PLANS:  # sizes come and go: a plan costs less than a step without
+                replays = extension_on_cpu().Replays()
             plan = written(self, x, residual, activation, fusion, self.cells(x))
             if plan is not None:
                 replays.add(x, plan)
                 own[name] = replays
                 y = self._replayed(replays, x, residual, activation)
             if y is None:
-                own["_unrecorded"] = own.get("_unrecorded", 0) + 1
+                own["_unwritten"] = own.get("_unwritten", 0) + 1
         if y is not None and self.listeners and self.uses_moments():
             layout = self.cells(x)
             found = Moments(*moments(x.detach(), layout), layout.count)
@@ -134,13 +136,23 @@ class Replayed:
         return y
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training":
+            self._forget_steps()
+        super().__setattr__(name, value)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        self._forget_steps()
+        super().register_parameter(name, param)  # type: ignore[misc]
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        self._forget_steps()
+        super().register_buffer(name, tensor, persistent)  # type: ignore[misc]
+
+    def _forget_steps(self) -> None:
         # recorded steps hold numbers that were attributes; one that changes at each step, such as a
         # momentum with a schedule, is not worth recording for
         own = self.__dict__
-        known = own.get("_replays") is not None or own.get("_norm_replays") is not None
-        if name != "training" and known:
+        if own.get("_replays") is not None or own.get("_norm_replays") is not None:
             own["_replays"] = own["_norm_replays"] = None
             own["_unrecorded"] = own.get("_unrecorded", 0) + 1
-        if name != "training":
-            own.pop("_traced", None)  # plans are of the options that there were
-        super().__setattr__(name, value)
+        own.pop("_traced", None)  # plans are of the options that there were

@@ -78,8 +78,11 @@ def written(
     used = {id(p) for p in fusion.parameters if p is not None}
     own = {name: p for name, p in layer._parameters.items() if p is not None and id(p) in used}
     kept = {name: b for name, b in layer._buffers.items() if b is not None}
-    places = {id(t): FIRST + i for i, t in enumerate([*own.values(), *kept.values()])}
-    if not all(id(t) in places for t in _tensors(fusion)):
+    tensors = [*own.values(), *kept.values()]
+    places = {id(t): FIRST + i for i, t in enumerate(tensors)}
+    if len(places) < len(tensors) or not all(id(t) in places for t in _tensors(fusion)):
+        return None  # a tensor under two names, or one of somebody else
+    if not _fits(fusion, layout.columns):
         return None
     if not all(p.dtype in DTYPES for p in own.values()):
         return None
@@ -156,6 +159,32 @@ def written(
     }
 
 
+def _fits(fusion: Any, channels: int) -> bool:
+    """Whether tensors have the sizes that loops go through: a user may have put others there, and
+    torch then says what is wrong with them, or spreads them."""
+    groups = getattr(fusion, "groups", channels)
+    shared = groups if isinstance(fusion, Pool | Fixed) else channels  # statistics
+
+    def has(size: int, *tensors: Tensor | None) -> bool:
+        return all(t is None or t.numel() == size for t in tensors)
+
+    def named(*names: str) -> list[Tensor | None]:
+        return [getattr(fusion, name, None) for name in names]
+
+    memory, ramps = fusion.memory, getattr(fusion, "ramps", None)
+    mixed, own = named("mean_weight", "var_weight"), named("group_weight", "group_bias")
+    return (
+        has(channels, *named("weight", "bias", "center", "gate_weight", "gate_bias"))
+        and has(shared, *named("mean", "var"), *(getattr(fusion, "given", None) or ()))
+        and has(1, *named("score", "rate"))
+        and (memory is None or has(shared, memory.mean, memory.second))
+        and (memory is None or has(1, memory.batches, memory.nonfinite))
+        and (ramps is None or (has(shared, ramps.mean, ramps.std) and has(1, ramps.seen)))
+        and (has(groups, *own) or has(channels, *own))
+        and (mixed[0] is None or has(mixed[0].numel(), *mixed))
+    )
+
+
 def _serves(layer: Any, fusion: Fusion) -> int:
     """Forwards with gradients (0), also such without (1), or those alone (2)."""
     if isinstance(fusion, Fixed):  # there are other passes where nothing is learned
@@ -193,6 +222,7 @@ def _looked_into(
     """The backward of a step where someone looks into it: the layer computes its map again, on
     tables, and autograd differentiates. It must not keep the layer alive, which keeps this."""
     own, training, size = weakref.ref(layer), layer.training, (layout.rows, layout.columns)
+    eps = getattr(fusion, "eps", None)
     given = [layer._parameters[name] for name in names]
     order = [i for q in fusion.parameters for i, p in enumerate(given) if p is q]
     del given, fusion
@@ -211,6 +241,12 @@ def _looked_into(
             raise RuntimeError(
                 "The layer of this graph is gone, and its gradient cannot be differentiated "
                 "without it. Try to keep the model until the last backward."
+            )
+        if getattr(kept, "eps", eps) != eps:
+            raise RuntimeError(
+                f"The eps of {type(kept).__name__} was {eps:g} in this forward and is {kept.eps:g} "
+                "now, and its gradient is computed by the layer once more. Try to change it after "
+                "the backward."
             )
         inputs = [x, residual, *parameters]
         with torch.enable_grad():

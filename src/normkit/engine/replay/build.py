@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ INSTRUCTIONS = {  # of the machine, as torch tells them
     "AVX512": ("-mavx2", "-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl"))),
 }
 STEPS = 100  # on a CPU: shorter programs do not start a compiler
+LONGEST = 900  # seconds: a build that was begun before is not waited for
 NAME = "normkit_replay"
 SWITCH = "NORMKIT_CPP"
 
@@ -62,7 +66,7 @@ def extension(wanted: bool = True) -> Any:
         _extension.started = True
         if os.environ.get(SWITCH) == "0":
             _extension.reason = f"{SWITCH}=0 is set"
-        elif library().exists():
+        elif _is_there():
             _load()
             _extension.from_start = True
         else:
@@ -79,7 +83,7 @@ def extension_on_cpu() -> Any:
     """The same for layers on a CPU: None for good, unless it was there at their first step."""
     if _extension.from_start:
         return _extension.module
-    if not _extension.asked and not _extension.started and library().exists():
+    if not _extension.asked and not _extension.started and _is_there():
         return extension()
     _extension.asked += 1
     if _extension.asked == STEPS:
@@ -108,7 +112,11 @@ def build_extension() -> Path:
     """
     _extension.started = _extension.from_start = True
     if _extension.module is None:
-        _build_aside()
+        _build_aside(alone=False)
+        extension()
+    if _extension.module is None and _is_there():  # what is there cannot be loaded
+        library().unlink()
+        _build_aside(alone=False)
         extension()
     if _extension.module is None:
         raise DeviceError(
@@ -128,17 +136,30 @@ def library() -> Path:
     return Path(cache) / "normkit" / key / f"{NAME}.so"
 
 
+def _is_there() -> bool:
+    try:
+        return library().exists()
+    except (OSError, RuntimeError) as error:  # a folder of somebody else, or no home at all
+        _extension.reason = f"its cache cannot be looked into ({error})"
+        return False
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CXX") or "g++")
+
+
 def command(target: Path) -> list[str]:
     """What compiles it."""
+    logger = logging.getLogger("torch.utils.cpp_extension")  # which misses a GPU
+    logger.addFilter(lambda _: False)
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    compiler = os.environ.get("CXX", "g++")
     folders = [*include_paths(), sysconfig.get_paths()["include"]]
     libraries = library_paths()
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     instructions = INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
     return [
-        *(compiler, "-O3", *instructions, "-shared", "-fPIC", "-std=c++20", "-w"),
+        *(*_compiler(), "-O3", *instructions, "-shared", "-fPIC", "-std=c++20", "-w"),
         *(f"-DTORCH_EXTENSION_NAME={NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
         *(f"-I{folder}" for folder in folders),
         *(*(str(source) for source in SOURCES), "-o", str(target)),
@@ -147,29 +168,38 @@ def command(target: Path) -> list[str]:
     ]
 
 
-def _build_aside() -> None:
+def _build_aside(alone: bool = True) -> None:
+    """Build it, if it is not there; ``alone``: not if another process is about to."""
     try:
-        if not library().exists():
-            _build(library())
+        if not _is_there():
+            _build(library(), alone)
         _extension.built.append(library())
-    except (OSError, ImportError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, ImportError, subprocess.SubprocessError) as error:
         _extension.reason = f"it could not be built ({error})"
 
 
-def _build(target: Path) -> None:
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        _extension.reason = f"there is no compiler ({compiler})"
-        raise FileNotFoundError(_extension.reason)
+def _build(target: Path, alone: bool) -> None:
+    if shutil.which(_compiler()[0]) is None:
+        raise FileNotFoundError(f"there is no compiler ({_compiler()[0]})")
     target.parent.mkdir(parents=True, exist_ok=True)
+    begun = target.with_name("begun")
+    with suppress(FileNotFoundError):
+        if alone and time.time() - begun.stat().st_mtime < LONGEST:
+            raise ImportError("another process builds it now")
+    begun.touch()
     mine = target.with_name(f"{os.getpid()}-{threading.get_ident()}.so")  # others may build too
-    try:
-        ran = subprocess.run(command(mine), capture_output=True, text=True)
-        if ran.returncode:
-            raise ImportError(f"the compiler said: {ran.stderr.strip()[:500]}")
-        os.replace(mine, target)
-    finally:
-        mine.unlink(missing_ok=True)
+    # a shell, which ends what it began also where Python ends before
+    script = '"$@" && mv -f "$MINE" "$TARGET"; ended=$?; rm -f "$MINE" "$BEGUN"; exit $ended'
+    files = {"MINE": str(mine), "TARGET": str(target), "BEGUN": str(begun)}
+    ran = subprocess.run(
+        ["sh", "-c", script, "sh", *command(mine)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **files},
+    )
+    if ran.returncode:
+        said = ran.stderr.strip()[:500] or f"nothing, exit status {ran.returncode}"
+        raise ImportError(f"the compiler said: {said}")
 
 
 def _load() -> None:

@@ -95,6 +95,7 @@ struct Plan : torch::CustomClassHolder {
   Key key;
   std::vector<py::str> parameters, buffers;  // names
   std::vector<at::ScalarType> types;  // of both, in this order
+  std::vector<std::vector<int64_t>> shapes;  // likewise: launches read and write so many entries
   Program forward, backward;
   int y, tables;
   bool keeps_y = false;               // for the backward, which has it in the residual's slot
@@ -340,13 +341,13 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
 
 // Tensors of a layer by name, if they are what they were.
 bool collect(const py::dict& from, const std::vector<py::str>& names,
-             const std::vector<at::ScalarType>& types, size_t begin, const at::Device& device,
-             std::vector<Tensor>& into) {
+             const Plan& plan, size_t begin, std::vector<Tensor>& into) {
   for (size_t i = 0; i < names.size(); ++i) {
     PyObject* object = PyDict_GetItem(from.ptr(), names[i].ptr());
     if (!object || !THPVariable_Check(object)) return false;
     const Tensor& t = THPVariable_Unpack(object);
-    if (t.scalar_type() != types[begin + i] || t.device() != device || !t.is_contiguous() ||
+    if (t.scalar_type() != plan.types[begin + i] || t.device() != plan.key.device ||
+        t.sizes() != at::IntArrayRef(plan.shapes[begin + i]) || !t.is_contiguous() ||
         t.unsafeGetTensorImpl()->is_python_dispatch() || !aligned(t))
       return false;
     into.push_back(t);
@@ -362,7 +363,7 @@ struct Replays {
   py::object forward(const Tensor& x, const std::optional<Tensor>& residual,
                      const std::string& activation, bool training, const py::dict& parameters,
                      const py::dict& buffers, uint64_t stream, bool loops, bool remade) const {
-    for (const auto& plan : plans) {
+    for (auto plan : plans) {  // held: a loop lets other threads in, which may add to the plans
       const Key& key = plan->key;
       if (plan->loops != loops || key.training != training || key.sizes != x.sizes() || key.strides != x.strides() ||
           key.type != x.scalar_type() || key.device != x.device() ||
@@ -379,8 +380,8 @@ struct Replays {
         continue;
       if (!aligned(x) || x.is_neg() || (remade && !Remake::possible(*plan))) return py::none();
       std::vector<Tensor> own, kept;
-      if (!collect(parameters, plan->parameters, plan->types, 0, key.device, own) ||
-          !collect(buffers, plan->buffers, plan->types, plan->parameters.size(), key.device, kept))
+      if (!collect(parameters, plan->parameters, *plan, 0, own) ||
+          !collect(buffers, plan->buffers, *plan, plan->parameters.size(), kept))
         return py::none();
       Results results;
       auto made = NormalizerStep::apply(plan, reinterpret_cast<void*>(stream), x, residual,
@@ -459,7 +460,11 @@ c10::intrusive_ptr<Plan> plan(const Tensor& x, const py::dict& given) {
   if (!given["residual"].is_none()) key.residual = given["residual"].cast<Tensor>().scalar_type();
   for (auto item : given["parameters"]) made->parameters.push_back(item.cast<py::str>());
   for (auto item : given["buffers"]) made->buffers.push_back(item.cast<py::str>());
-  for (auto item : given["tensors"]) made->types.push_back(item.cast<Tensor>().scalar_type());
+  for (auto item : given["tensors"]) {
+    Tensor tensor = item.cast<Tensor>();
+    made->types.push_back(tensor.scalar_type());
+    made->shapes.push_back(tensor.sizes().vec());
+  }
   made->forward = program(given["forward"]);
   made->backward = program(given["backward"]);
   made->y = given["y"].cast<int>();
