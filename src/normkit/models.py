@@ -79,9 +79,18 @@ def _constructor(reference: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         models = require("torchvision", "models", reference).models
         _check_name(name, names("torchvision"), "torchvision")
         builder = models.get_model_builder(name)
-        weights = ("weights", "weights_backbone")
-        return builder, {w: None for w in weights if w in inspect.signature(builder).parameters}
-    return callable_of(library, name), {}
+        return builder, _without(builder, "weights", "weights_backbone")
+    builder = callable_of(library, name)
+    return builder, _without(builder, "encoder_weights")  # segmentation_models_pytorch
+
+
+def _without(builder: Callable[..., Any], *weights: str) -> dict[str, None]:
+    """None for those of these arguments that a callable has."""
+    try:
+        parameters = inspect.signature(builder).parameters
+    except (TypeError, ValueError):  # some of C have none
+        return {}
+    return {name: None for name in weights if name in parameters}
 
 
 def _check_name(name: str, names: list[str], library: str) -> None:

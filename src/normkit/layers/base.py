@@ -137,6 +137,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
 
     def check_size(self, x: Tensor) -> None:
         """Refuse sizes for which the statistics do not exist."""
+
     # ---------------------------------------------------------------- from and to a batch norm
 
     @classmethod

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import normkit as nk
 from normkit.errors import NormkitError, OptionError
 from normkit.lab.data import sources
 from normkit.lab.data.map_files import VOID, voc
 from normkit.lab.data.maps import WindowCut, check_maps, map_listing
 from normkit.lab.experiment import Data, Run, Setting
 from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train, Watch
+from normkit.lab.models import build
 from normkit.lab.tasks import load_sets, make_task
 from normkit.lab.tasks.segmentation import map_loss
 from normkit.lab.train import Training
@@ -71,6 +73,14 @@ def test_one_epoch_is_trained_and_judged(place: Path) -> None:
     assert last.value("constant_miou") == pytest.approx(0.25)
     assert len(result.pictures) == 1  # the two test images are one batch
     assert result.collapse() == "" or "one class everywhere has 25.0%" in result.collapse()
+
+
+def test_a_network_of_another_library_has_random_weights() -> None:
+    """Its own default is to download some."""
+    pytest.importorskip("segmentation_models_pytorch")
+    spec = Model("segmentation_models_pytorch:Unet", options={"encoder_name": "resnet18"})
+    model = nk.convert(build(spec, 11, (3, 32, 32)), "gn", groups=4)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 11, 32, 32)
 
 
 def test_the_score_counts_intersections_over_unions(place: Path) -> None:
