@@ -98,8 +98,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
     # ---------------------------------------------------------------- what a subclass writes
 
     def coefficients(self, *args: Any, **kwargs: Any) -> Any:
-        """``coefficients(moments) -> Coefficients``, of the moments of each sample and channel.
-        (Any, for BatchNormalizer's has the state too and returns more.)"""
+        """``coefficients(moments) -> Coefficients``; BatchNormalizer's has the state too: Any."""
         raise NotImplementedError
 
     def cells(self, x: Tensor) -> Layout:
