@@ -144,11 +144,6 @@ class OfDomains(Normalizer):
         """Whether there are other processes, whose samples may be of other domains."""
         return False
 
-    def set_domain(self, domain: Domain) -> None:
-        """The domain of the next forwards, or that of each sample."""
-        self.check_domain(domain)
-        self.domain = domain
-
     def check_domain(self, domain: Domain) -> None:
         known = self.domains or 0
         first, last = (
