@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from normkit.errors import OptionError
 from normkit.lab.data.box_files import check_outlines, read_masks
 from normkit.lab.data.files import find
-from normkit.lab.data.loaders import Loader, Sets, decoded, decoding_processes, libraries
+from normkit.lab.data.loaders import KEPT_PAIRS, PairLoader, Sets, decoded
 from normkit.lab.data.loading import check_kind
-from normkit.lab.data.maps import KEPT, UNUSED
+from normkit.lab.data.maps import UNUSED
 from normkit.lab.data.records import BoxFiles, BoxListing, CorruptData
 from normkit.lab.data.sampling import counts, generator
 from normkit.lab.data.sources import PUBLISHED
@@ -28,7 +28,7 @@ Target = dict[str, Tensor]
 SMALLEST = 2  # pixels of a box that a window has cut off
 
 
-class BoxLoader(Loader):
+class BoxLoader(PairLoader):
     """Images and their objects, of one of the sets."""
 
     # what normalized images are made of: torchvision's detectors normalize them inside
@@ -42,23 +42,14 @@ class BoxLoader(Loader):
         masks: bool,
         device: torch.device | str = "cpu",
     ) -> None:
-        libraries()
-        self.device, self.files = torch.device(device), files
-        self.size, self.flip, self.masks = size, flip, masks
-        self.data = _ImagesWithObjects(files, masks)
-        self.kept: list[tuple[Tensor, Target]] | None = None
-        if len(files) <= KEPT:
-            self.kept = [self._moved(self.data[index]) for index in range(len(files))]
-        self.workers = decoding_processes(len(files))
-
-    def __len__(self) -> int:
-        return len(self.files)
+        super().__init__(_ImagesWithObjects(files, masks), len(files), device)
+        self.size, self.flip = size, flip
 
     def _load(
         self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
     ) -> Iterator[Any]:
         draws = torch.rand(len(self), 3, generator=generator("windows", seed, epoch)).tolist()
-        for (first, last), samples in zip(cuts, self._samples(order, cuts), strict=True):
+        for (first, last), samples in zip(cuts, self.pairs(order, cuts), strict=True):
             if augment:
                 rows = zip(samples, draws[first:last], strict=True)
                 samples = [self.cut(image, target, draw) for (image, target), draw in rows]
@@ -92,27 +83,6 @@ class BoxLoader(Loader):
             across = image.shape[2]
             target["boxes"] = torch.stack([across - end, above, across - begin, below], dim=1)
         return image, target
-
-    def _samples(self, order: Tensor, cuts: list[tuple[int, int]]) -> Iterator[list[Any]]:
-        rows = [order[first:last].tolist() for first, last in cuts]
-        if self.kept is not None:
-            for row in rows:
-                yield [self.kept[index] for index in row]
-            return
-        loader = DataLoader(
-            self.data,
-            batch_sampler=rows,
-            num_workers=min(self.workers, len(rows)),
-            collate_fn=list,
-            generator=generator("workers"),
-        )
-        for samples in loader:
-            yield [self._moved(each) for each in samples]
-
-    def _moved(self, sample: tuple[Tensor, Target]) -> tuple[Tensor, Target]:
-        image, target = sample
-        moved = {key: value.to(self.device) for key, value in target.items()}
-        return image.to(self.device), moved
 
 
 class _ImagesWithObjects(Dataset[tuple[Tensor, Target]]):
@@ -191,7 +161,7 @@ def check_objects(listing: BoxListing, masks: bool) -> None:
     for part in (listing.train, listing.test):
         any_object = any(len(objects.labels) for objects in part.objects)
         numbered = any(objects.mask for objects in part.objects)
-        if len(part) <= KEPT:
+        if len(part) <= KEPT_PAIRS:
             data = _ImagesWithObjects(part, masks)
             for index in range(len(part)):
                 numbers = data.read(index)[1]

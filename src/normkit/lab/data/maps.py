@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from normkit.errors import OptionError
 from normkit.lab.data.files import find
-from normkit.lab.data.loaders import Loader, Sets, decoding_processes, libraries
+from normkit.lab.data.loaders import KEPT_PAIRS, PairLoader, Sets
 from normkit.lab.data.loading import check_kind
 from normkit.lab.data.map_files import VOID, read_pair, size_of
 from normkit.lab.data.records import CorruptData, MapFiles, MapListing
@@ -28,7 +27,6 @@ from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.transforms import IMAGENET, coefficients
 from normkit.lab.experiment.records import Data
 
-KEPT = 2_000  # images of a set that stays in memory, decoded once
 # of [data], what has no meaning for maps
 UNUSED = ("crop", "resized_crop", "rotation", "cutout", "mixup")
 
@@ -37,7 +35,7 @@ def check_maps(listing: MapListing) -> None:
     """Read every image and map of a small set, so that what is wrong, or a set without a label,
     is told before anything trains."""
     for part in (listing.train, listing.test):
-        if len(part) > KEPT:
+        if len(part) > KEPT_PAIRS:
             continue
         pairs = (read_pair(listing, part, index) for index in range(len(part)))
         if not sum(bool((classes != VOID).any()) for _, classes in pairs):
@@ -82,7 +80,7 @@ class WindowCut:
         return [image, classes.long()]
 
 
-class MapLoader(Loader):
+class MapLoader(PairLoader):
     """Images and maps of one of the sets."""
 
     def __init__(
@@ -93,26 +91,16 @@ class MapLoader(Loader):
         normalize: str = "dataset",
         device: torch.device | str = "cpu",
     ) -> None:
-        libraries()
-        self.device, self.files, self.cut = torch.device(device), files, cut
+        super().__init__(_Pairs(listing, files), len(files), device)
         scale, shift = coefficients(normalize, IMAGENET, 255)
-        self.scale, self.shift = scale.to(self.device), shift.to(self.device)
-        self.data = _Pairs(listing, files)
-        self.kept: list[tuple[Tensor, Tensor]] | None = None
-        if len(files) <= KEPT:
-            pairs = (self.data[index] for index in range(len(files)))
-            self.kept = [(a.to(self.device), b.to(self.device)) for a, b in pairs]
-        self.workers = decoding_processes(len(files))
-
-    def __len__(self) -> int:
-        return len(self.files)
+        self.cut, self.scale, self.shift = cut, scale.to(self.device), shift.to(self.device)
 
     def _load(
         self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """In evaluation, images of one batch that differ in size come as several batches."""
         draws = torch.rand(len(self), 4, generator=generator("windows", seed, epoch)).tolist()
-        for (first, last), pairs in zip(cuts, self._pairs(order, cuts), strict=True):
+        for (first, last), pairs in zip(cuts, self.pairs(order, cuts), strict=True):
             floats = [((image * self.scale + self.shift)[0], classes) for image, classes in pairs]
             if augment:
                 rows = zip(floats, draws[first:last], strict=True)
@@ -130,22 +118,6 @@ class MapLoader(Loader):
             )
         images, maps = zip(*pieces, strict=True)
         return torch.stack(images), torch.stack(maps)
-
-    def _pairs(self, order: Tensor, cuts: list[tuple[int, int]]) -> Iterator[list[Any]]:
-        rows = [order[first:last].tolist() for first, last in cuts]
-        if self.kept is not None:
-            for row in rows:
-                yield [self.kept[index] for index in row]
-            return
-        loader = DataLoader(
-            self.data,
-            batch_sampler=rows,
-            num_workers=min(self.workers, len(rows)),
-            collate_fn=list,
-            generator=generator("workers"),
-        )
-        for pairs in loader:
-            yield [tuple(each.to(self.device, non_blocking=True) for each in p) for p in pairs]
 
 
 class _Pairs(Dataset[tuple[Tensor, Tensor]]):
