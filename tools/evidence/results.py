@@ -1,4 +1,8 @@
-"""Results of the claims as small files that are committed, one for each experiment."""
+"""Results of the claims as small files that are committed, one for each experiment.
+
+A run says of which variant and cell it is, all of them where several share it, and its seed: the
+files can be read, and the numbers of the pages computed again, without the code that made them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 from normkit.core.atomic_write import write_text
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import Result
-from tools.evidence.claims import CLAIMS
+from tools.evidence.claims import CLAIMS, experiment_of
 
 RESULTS = CLAIMS / "results"
 SWEEPS = "sweeps.json"  # what the sweeps took, all claims together
@@ -25,7 +29,8 @@ def write_results(
     own = [results[run.id] for run in experiment.runs() if run.id in results]
     if not own:
         return None
-    records = [_short(json.loads(result.to_json())) for result in own]
+    of = _places(experiment)
+    records = [of[result.run] | _short(json.loads(result.to_json())) for result in own]
     common = _common([record["environment"] for record in records])
     lines = []
     for record in records:
@@ -63,15 +68,35 @@ def read_results(experiment: Experiment, folder: Path = RESULTS) -> dict[str, Re
     document = json.loads(path.read_text(encoding="utf-8"))
     results = {}
     for record in document["runs"]:
+        for key in ("of", "seed"):
+            record.pop(key, None)
         whole = {**record, "environment": {**document["environment"], **record["environment"]}}
         results[record["run"]] = Result.from_json(json.dumps(whole))
     return results
+
+
+def read_all(folder: Path = RESULTS) -> dict[str, Result]:
+    """Every run that was committed, of whichever experiment."""
+    files = sorted(path.stem for path in CLAIMS.glob("*.toml"))
+    return {
+        run: each for f in files for run, each in read_results(experiment_of(f), folder).items()
+    }
 
 
 def read_sweeps(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """The sweeps that were run: seconds, runs, device."""
     path = folder / SWEEPS
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def _places(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Of each run the variants and cells that it is a run of, and its seed."""
+    places: dict[str, dict[str, Any]] = {}
+    for variant in experiment.variants:
+        for run in variant.runs(experiment.seeds):
+            place = places.setdefault(run.id, {"of": [], "seed": run.seed})
+            place["of"].append({"variant": variant.name, **dict(variant.cell)})
+    return places
 
 
 def _short(value: Any) -> Any:
