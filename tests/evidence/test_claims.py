@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import operator
 import random
 import re
@@ -20,7 +21,7 @@ from tools.evidence import __main__ as command
 from tools.evidence.__main__ import PAGES
 from tools.evidence.claims import ALL, CLAIMS, STAGES, Claim, experiment_of, ordered_runs
 from tools.evidence.judge import judge, rank_correlation
-from tools.evidence.page import answer_in_words, evidence_page
+from tools.evidence.page import Evidence, answer_in_words, evidence_page
 from tools.evidence.results import of_sweep, read_results, write_results
 from tools.evidence.train import small
 from tools.evidence.which import IN_CODE, not_shown_lower, which_page
@@ -75,6 +76,10 @@ def test_headlines_are_trained_first_and_nothing_twice() -> None:
     assert len({run.id for run in runs}) == len(runs)
     first = {run.id for run in experiment_of(STAGES[0].file).runs()}
     assert {run.id for run in runs[: len(first)]} == first
+    seeds = [len(experiment_of(stage.file).seeds[: stage.seeds]) for stage in STAGES[:3]]
+    assert ("".join(stage.file[0] for stage in STAGES[:3]), seeds) == ("agl", [15, 15, 15])
+    every = {run.id for file in FILES for run in experiment_of(file).runs()}
+    assert {run.id for run in runs} == every
     assert small(runs[0]).id != runs[0].id
 
 
@@ -329,6 +334,9 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     experiment, results = experiment_of("g-ubn"), made_up("g-ubn", {"ubn": 0.01}, seeds=2)
     assert write_results(experiment, {}, tmp_path) is None
     write_results(experiment, results, tmp_path)
+    plain = json.loads((tmp_path / "g-ubn.json").read_text(encoding="utf-8"))["runs"]
+    told = [(run["of"][0]["variant"], run["of"][0]["train.warmup"], run["seed"]) for run in plain]
+    assert told == [(v, w, seed) for seed in (1, 2) for w in (0, 1) for v in ("bn", "ubn")]
     again = read_results(experiment, tmp_path)
     assert again.keys() == results.keys()
     for run, result in results.items():
@@ -358,7 +366,19 @@ def test_reports_leave_the_pages_alone(
     assert asked == [(tmp_path, ["g-ubn"])]
     with pytest.raises(SystemExit):
         command.main(["--reports", str(tmp_path), "g-unb"])
-    assert "no experiment g-unb; there are a-resnet18" in capsys.readouterr().err
+    assert "no experiment g-unb; there are a-longer" in capsys.readouterr().err
+
+
+def test_a_report_says_that_its_title_is_a_claim_and_which_experiments_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Titles are the papers' words: "GN and BGN hold" stood above their contradiction."""
+    evidence = Evidence(tmp_path)
+    evidence.results["g-ubn"] = made_up("g-ubn", {})
+    monkeypatch.setattr(command, "Evidence", lambda: evidence)
+    command.write_reports(tmp_path, ["g-ubn", "m-worker-batch"])
+    assert "<h1>Claim: UBN beats BN" in (tmp_path / "g-ubn.html").read_text(encoding="utf-8")
+    assert "m-worker-batch was not run: no page." in capsys.readouterr().out
 
 
 def test_a_run_keeps_the_sweep_that_trained_it() -> None:

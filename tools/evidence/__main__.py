@@ -10,6 +10,7 @@ python -m tools.evidence --reports FOLDER [NAME ...]
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,10 +61,12 @@ def write_reports(folder: Path, only: Sequence[str] = ()) -> None:
     for file, experiment in evidence.experiments.items():
         if only and file not in only:
             continue
-        if results := evidence.results[file]:
-            print(
-                report(experiment, results, compare(experiment, results), folder / f"{file}.html")
-            )
+        results = evidence.results[file]
+        if not results:
+            print(f"{file} was not run: no page.")
+            continue
+        claim = dataclasses.replace(experiment, title=f"Claim: {experiment.title}")
+        print(report(claim, results, compare(claim, results), folder / f"{file}.html"))
 
 
 if __name__ == "__main__":

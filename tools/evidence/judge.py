@@ -16,8 +16,6 @@ from tools.evidence.claims import (
     ALL,
     BETTER,
     EQUIVALENT,
-    NOT_BETTER,
-    NOT_WORSE,
     SLIGHT,
     WORSE,
     Claim,
@@ -41,12 +39,6 @@ MEANING = {
     (EQUIVALENT, "better"): FAILS,
     (EQUIVALENT, "worse"): FAILS,
     (SLIGHT, "equivalent"): HOLDS,
-    (NOT_BETTER, "better"): CONTRADICTED,
-    (NOT_BETTER, "equivalent"): HOLDS,
-    (NOT_BETTER, "worse"): HOLDS,
-    (NOT_WORSE, "better"): HOLDS,
-    (NOT_WORSE, "equivalent"): HOLDS,
-    (NOT_WORSE, "worse"): CONTRADICTED,
 }
 
 

@@ -28,7 +28,8 @@ from tools.evidence.results import RESULTS, read_results, read_sweeps
 
 # measures in words, and how many digits they have
 MEASURES = {
-    "condensation": "mean cosine between images, over the epochs; less is better",
+    "condensation": "mean cosine between images at the first norm's input, over the epochs; less "
+    "is better",
     "stat_diff": "StatDiff, mean over layers and epochs; less is better",
     "esm_std": "ESM of the deviations, mean over the batch norms that both have; less is better",
     "esm_std_trend": "rank correlation of ESM with depth in each run; 0 is no trend, 1 grows "
@@ -47,14 +48,19 @@ Seeds are paired, and a comparison has all seeds that were trained on both sides
 one network differ from table to table, they are over different seeds, or of other runs ((k) and (p)
 have their own). Answers come from the lab's verdicts ([how they are reached](verdicts.md)), with
 5 % for all planned rows of a claim together, those not run yet included (Holm); claims are not
-corrected together. *holds*: the interval of the
+corrected together. How many seeds an experiment has was fixed before it was trained: a row with
+fewer is a look in between, for which nothing is corrected. *holds*: the interval of the
 difference excludes 0 on the side that the claim says; *contradicted*: on the other side; *does not
 hold*: the difference is smaller than half a point, or is there where none should be; *not shown*:
 too few seeds to tell, with the side on which the mean lies; *unstable*: runs were lost.
 
     NORMKIT_DATA=… python -m tools.evidence.train --out FOLDER    train, headline claims first
+    cp FOLDER/*.json experiments/claims/results  what was committed is in these files too
     make evidence                                this page, from the committed results
-    python -m tools.evidence --reports FOLDER [NAME …]    pages with charts, one an experiment"""
+    python -m tools.evidence --reports FOLDER [NAME …]    pages with charts, one an experiment
+
+Those pages, of 5 MB each, are not committed. They compare all variants of an experiment with its
+baseline, decided together: more strictly than here."""
 
 
 def evidence_page(folder: Path = RESULTS) -> str:

@@ -118,7 +118,7 @@ def _to_mind(evidence: Evidence) -> list[str]:
         f"- ({claim.letter}) {_full_text(i)}: {claim.note}"
         for i, claim in enumerate(ALL)
         if claim.note
-        and claim.source != OUR_OWN
+        and not claim.source.startswith(OUR_OWN)
         and any(row.answer == CONTRADICTED for row in evidence.rows[i])
     ]
 
