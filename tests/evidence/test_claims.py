@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import operator
 import random
 import re
@@ -20,8 +21,9 @@ from normkit.lab.results import DONE, Epoch, Result
 from tools.evidence import __main__ as command
 from tools.evidence.__main__ import PAGES
 from tools.evidence.claims import ALL, CLAIMS, STAGES, Claim, experiment_of, ordered_runs
+from tools.evidence.figure import evidence_figure
 from tools.evidence.judge import judge, rank_correlation
-from tools.evidence.page import Evidence, answer_in_words, evidence_page
+from tools.evidence.page import POINTS, Evidence, answer_in_words, evidence_page
 from tools.evidence.results import of_sweep, read_results, write_results
 from tools.evidence.train import small
 from tools.evidence.which import IN_CODE, not_shown_lower, which_page
@@ -386,3 +388,19 @@ def test_a_run_keeps_the_sweep_that_trained_it() -> None:
     first = of_sweep(0, dict(list(results.items())[:3]), {})
     both = of_sweep(1, results, first)
     assert [each.environment["sweep"] for each in both.values()] == ["0"] * 3 + ["1"] * 5
+
+
+def test_the_picture_has_a_line_for_each_interval(tmp_path: Path) -> None:
+    """Of no results none; beyond the scale a number says how far."""
+    empty, whole = evidence_figure(tmp_path), evidence_figure()
+    assert "against" not in empty
+    points = [claim for claim in ALL if not claim.measure or claim.measure in POINTS]
+    rows = [
+        row
+        for claim, rows in zip(ALL, Evidence().rows, strict=True)
+        for row in rows
+        if claim in points and row.pairs and math.isfinite(row.low) and math.isfinite(row.high)
+    ]
+    assert whole.count("against") == len(rows) > 0
+    most = max(rows, key=lambda row: abs(row.difference))
+    assert f">{100 * most.difference:+.1f}  (n {most.pairs})<" in whole

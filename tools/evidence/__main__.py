@@ -1,7 +1,8 @@
 """Write the pages about the papers from what is committed.
 
-python -m tools.evidence                      docs/papers.md, evidence.md, which-normalizer.md, and
-                                              the table of docs/tasks-of-the-papers.md
+python -m tools.evidence                      docs/papers.md, evidence.md and its picture,
+                                              which-normalizer.md, and the table of
+                                              docs/tasks-of-the-papers.md
 python -m tools.evidence --reports FOLDER [NAME ...]
                                               instead a page with charts for each experiment, or
                                               for these, such as g-ubn
@@ -17,6 +18,7 @@ from pathlib import Path
 from normkit.core.atomic_write import write_text
 from normkit.lab.statistics import compare
 from tools.evidence.claims import CLAIMS
+from tools.evidence.figure import evidence_figure
 from tools.evidence.page import Evidence, evidence_page
 from tools.evidence.papers import papers_page
 from tools.evidence.tasks import tasks_page
@@ -26,6 +28,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "papers.md": papers_page,
     "evidence.md": evidence_page,
+    "evidence.svg": evidence_figure,
     "which-normalizer.md": which_page,
     "tasks-of-the-papers.md": tasks_page,
 }

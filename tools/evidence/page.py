@@ -136,6 +136,8 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     yield ""
     yield from _introduction(evidence)
     yield ""
+    yield "![Every difference in accuracy with its interval](evidence.svg)"
+    yield ""
     yield "| | claim | paper | n | differences | answer |"
     yield "|---|---|---|---:|---:|---|"
     for claim, rows, left in zip(ALL, evidence.rows, evidence.left, strict=True):

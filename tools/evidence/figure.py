@@ -1,0 +1,87 @@
+"""docs/evidence.svg: the differences behind every claim about accuracy, in one picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from normkit.reporting.charts import ForestScale, forest_scale
+from tools.evidence.claims import ALL
+from tools.evidence.judge import CONTRADICTED, FAILS, HOLDS, ClaimRow
+from tools.evidence.page import POINTS, Evidence, where
+from tools.evidence.results import RESULTS
+
+COLOURS = {HOLDS: "#15803d", CONTRADICTED: "#b91c1c", FAILS: "#b45309"}
+OTHER = "#64748b"
+LEFT, WIDTH, RIGHT, LINE, TOP = 510, 380, 110, 17, 58  # pixels
+
+
+def evidence_figure(folder: Path = RESULTS) -> str:
+    """A line for each comparison: its interval, the mean, and what it says of the claim."""
+    rows = list(_rows(Evidence(folder)))
+    scale = forest_scale([(100 * row.low, 100 * row.high) for _, row in rows])
+    width, height = LEFT + WIDTH + RIGHT, TOP + LINE * len(rows) + 24
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            'font-family="system-ui, sans-serif" font-size="11">',
+            '<rect width="100%" height="100%" fill="#fff"/>',
+            *_head(scale, height),
+            *(_line(label, row, scale, TOP + LINE * i) for i, (label, row) in enumerate(rows)),
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _rows(evidence: Evidence) -> Iterator[tuple[str, ClaimRow]]:
+    """Those in points of accuracy that have an interval."""
+    for claim, rows in zip(ALL, evidence.rows, strict=True):
+        if claim.measure and claim.measure not in POINTS:
+            continue
+        for row in rows:
+            if row.pairs and math.isfinite(row.low) and math.isfinite(row.high):
+                more = f", epoch {claim.epoch}" if claim.epoch else ""
+                more += ", fewer points lost" if claim.measure else ""
+                compared = f"{row.variant} against {row.baseline}"
+                yield f"{claim.file}: {compared}, {where(row.cell)}{more}", row
+
+
+def _head(scale: ForestScale, height: int) -> Iterator[str]:
+    yield (
+        '<text x="10" y="20" font-size="13" font-weight="600">Differences in test accuracy, '
+        "points, with their intervals; to the right the first is better</text>"
+    )
+    names = {"holds": HOLDS, "contradicted": CONTRADICTED, "does not hold": FAILS}
+    for i, name in enumerate([*names, "not shown"]):
+        colour = COLOURS.get(names.get(name, ""), OTHER)
+        yield f'<circle cx="{16 + 100 * i}" cy="36" r="4" fill="{colour}"/>'
+        yield f'<text x="{25 + 100 * i}" y="40">{name}</text>'
+    step = 5 if scale.high - scale.low < 60 else 10
+    for value in range(math.ceil(scale.low / step) * step, math.floor(scale.high) + 1, step):
+        x = _at(scale, value)
+        colour = "#111" if value == 0 else "#e2e8f0"
+        yield f'<path d="M{x} {TOP - 8}V{height - 20}" stroke="{colour}"/>'
+        text = f"{value:+d}" if value else "0"
+        yield f'<text x="{x}" y="{height - 8}" text-anchor="middle">{text}</text>'
+
+
+def _line(label: str, row: ClaimRow, scale: ForestScale, y: int) -> str:
+    """What lies beyond the scale is cut off: the number at the end says how far it goes."""
+    colour = COLOURS.get(row.answer, OTHER)
+    low, mean, high = (_at(scale, 100 * v) for v in (row.low, row.difference, row.high))
+    text = label if len(label) <= 88 else f"{label[:87]}…"
+    return (
+        f'<text x="10" y="{y + 4}">{escape(text)}</text>'
+        f'<path d="M{low} {y}H{high}" stroke="{colour}" stroke-width="2"/>'
+        f'<circle cx="{mean}" cy="{y}" r="3.5" fill="{colour}"/>'
+        f'<text x="{LEFT + WIDTH + 8}" y="{y + 4}" fill="{colour}">'
+        f"{100 * row.difference:+.1f}  (n {row.pairs})</text>"
+    )
+
+
+def _at(scale: ForestScale, value: float) -> float:
+    share = (min(max(value, scale.low), scale.high) - scale.low) / (scale.high - scale.low)
+    return round(LEFT + WIDTH * share, 1)
