@@ -45,6 +45,13 @@ def test_a_table_has_means_seeds_and_the_constant_answer(stored: list[dict[str, 
     assert fields[7] == "61"
 
 
+def test_a_table_says_which_rows_were_measured_where(stored: list[dict[str, str]]) -> None:
+    other = {**stored[0], "experiment": "bgn-table-7", "device": "CPU, AVX512"}
+    on_gpu = [{**row, "device": "NVIDIA H200"} for row in stored]
+    lines = [line.split("|") for line in table([*on_gpu, other]) if line.startswith("| ")]
+    assert [fields[-2].strip() for fields in lines] == ["device", "NVIDIA H200", "CPU"]
+
+
 def test_runs_of_another_protocol_are_no_part_of_a_mean(stored: list[dict[str, str]]) -> None:
     again = [{**stored[0], "value": "0.5"}]
     assert [row["value"] for row in merged(stored, again)] == ["0.5", "0.42"]

@@ -150,8 +150,8 @@ def tasks_page() -> str:
 def table(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     head = ("experiment", "data", "metric, %", "mean", "seeds", "constant", "epochs", "seconds")
-    yield f"| {' | '.join(head)} |"
-    yield "|---|---|---|---|---:|---:|---:|---:|"
+    yield f"| {' | '.join((*head, 'device'))} |"
+    yield "|---|---|---|---|---:|---:|---:|---:|---|"
     for group in _groups(rows, "experiment", "cell", "metric"):
         first = group[0]
         variants = [
@@ -169,7 +169,8 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         yield (
             f"| {first['experiment']} | {where} | {first['metric']} | {means} "
             f"| {_range(counts)} | {constant} | {first['epochs']} "
-            f"| {_range([round(seconds[0]), round(seconds[-1])])} |"
+            f"| {_range([round(seconds[0]), round(seconds[-1])])} "
+            f"| {' and '.join(sorted({row['device'].partition(',')[0] for row in group}))} |"
         )
     yield ""
     devices = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})

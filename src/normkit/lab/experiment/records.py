@@ -42,7 +42,7 @@ class Data:
     # none, dataset (mean, std), fixed (x−128)/128, lite (x−127)/128, halves (x−.5)/.5
     normalize: str = "dataset"
     flip: bool = False
-    crop: int = 0  # padding of a random crop
+    crop: int = 0  # padding of a random crop; of image files a margin: tests see the middle
     resized_crop: bool = False  # area 0.08 to 1, ratio 3/4 to 4/3
     rotation: float = 0.0  # degrees
     cutout: int = 0
