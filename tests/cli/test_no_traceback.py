@@ -130,6 +130,7 @@ def test_standard_output_on_a_full_disk() -> None:
 
 INTERRUPTED = """
 import builtins, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
 real = builtins.__import__
 def importing(name, *more):
     if name == {module!r}:

@@ -318,3 +318,9 @@ def test_digits_of_two_sets_are_brought_to_one_size(
     (tmp_path / "usps" / "zip.test.gz").unlink()
     with pytest.raises(NormkitError, match=r"incomplete: .*usps.zip.test.gz missing"):
         make_task(asked).locate(asked)
+
+
+def test_a_domain_that_is_not_named_is_asked_for(tmp_path: Path) -> None:
+    given = dataclasses.replace(setting(tmp_path), task=TaskSpec("adaptation", {"source": "photo"}))
+    with pytest.raises(OptionError, match=r"task adaptation needs task\.options\.target\."):
+        make_task(given)

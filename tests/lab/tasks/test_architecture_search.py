@@ -234,20 +234,14 @@ def test_a_step_moves_both_levels_and_leaves_statistics_to_training() -> None:
         ({"data": Data("digits", validation=0.2)},
          r"an epoch has 36 search steps.* the validation set has 287"),
         ({"data": Data("digits", validation=0.01, subset=64)}, "the validation set has 14"),
+        ({"data": Data("digits", subset=64)}, r"data\.validation is 0"),
     ],
 )  # fmt: skip
 def test_a_search_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
     chosen = dataclasses.replace(setting(), train=Train(batch=32))
     chosen = dataclasses.replace(chosen, **changes)
     with pytest.raises(NormkitError, match=message):
-        refused(chosen)
-
-
-def refused(chosen: Setting) -> None:
-    task = make_task(chosen)
-    if chosen.data.subset is None:  # else it is told when the sets are there
-        task.locate(chosen)
-    Training(Run(chosen, 1), load_sets(chosen))
+        make_task(chosen).locate(chosen)
 
 
 OWN = """

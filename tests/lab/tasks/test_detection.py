@@ -438,3 +438,16 @@ def test_without_resize_a_test_image_stays_as_it_is() -> None:
     image = torch.rand(3, 40, 56)
     batch, _ = network.transform([image])
     assert batch.image_sizes == [(40, 56)]
+
+
+def test_frozen_norms_that_a_variant_replaces_are_told(blood: Path) -> None:
+    frozen = Model("native:faster_rcnn", options={**SMALL, "frozen": True})
+    with pytest.raises(OptionError, match='norm = "gn" of the variant replaces the frozen norms'):
+        make_task(setting(blood, model=frozen))
+    for steps in ((), (ModelStep("norm", "gn", "roi_heads.*"),)):
+        make_task(setting(blood, model=frozen, steps=steps))
+
+
+def test_a_classifier_is_not_given_boxes(blood: Path) -> None:
+    with pytest.raises(OptionError, match=r"'bccd', which has .*task"):
+        make_task(setting(blood, task=TaskSpec("classification")))

@@ -258,7 +258,7 @@ def test_kill_9_in_the_middle(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 240  # of a busy machine
     while not path.exists() and time.monotonic() < limit:
         time.sleep(0.02)
     time.sleep(random.uniform(0, 0.1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -69,6 +70,7 @@ class ArchitectureSearch(Classification):
     # ---------------------------------------------------------------- what cannot be
 
     def check(self, setting: Setting) -> None:
+        super().check(setting)
         train = setting.train
         for key, value, usual in (
             ("train.accumulate", train.accumulate, 1),
@@ -88,10 +90,11 @@ class ArchitectureSearch(Classification):
 
     def locate(self, setting: Setting) -> None:
         super().locate(setting)
-        share, train = setting.data.validation, setting.train
-        if setting.data.subset is None and not is_own(setting.data.name):  # else when it is read
+        spec, train = setting.data, setting.train
+        if not is_own(spec.name):  # else when it is read
+            whole = self.training_samples(replace(setting, data=replace(spec, subset=None)))
             samples = self.training_samples(setting)
-            aside = int(samples * share / (1 - share))
+            aside = int(whole * spec.validation / (1 - spec.validation))
             check_enough(samples, aside, train.batch or samples, train.drop_last)
 
     def attach(self, setting: Setting, sets: Sets, format: ImageFormat, seed: int) -> None:

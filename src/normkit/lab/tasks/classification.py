@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit.errors import OptionError
+from normkit.lab import data
 from normkit.lab.data import Sets, mix, mixing_weights, soften
 from normkit.lab.experiment.records import Setting
 from normkit.lab.formats import ImageFormat, autocast
 from normkit.lab.results import METRICS, Epoch, TaskMetric
 from normkit.lab.tasks.base import Evaluation, Losses, Task, Values, mean_of
 from normkit.lab.tasks.criteria import MetricSum
+from normkit.lab.tasks.sets import is_own
 
 if TYPE_CHECKING:
     from normkit.lab.train.batches import EpochPlan
@@ -47,6 +49,10 @@ class Classification(Task):
         if auxiliary < 0:
             raise OptionError(f"auxiliary is {auxiliary:g}, expected 0 or more.")
         self.auxiliary = auxiliary
+
+    def check(self, setting: Setting) -> None:
+        if not is_own(setting.data.name):
+            data.check_kind(setting.data, "labels")
 
     def attach(self, setting: Setting, sets: Sets, format: ImageFormat, seed: int) -> None:
         super().attach(setting, sets, format, seed)

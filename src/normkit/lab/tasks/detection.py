@@ -50,6 +50,13 @@ class Detection(Task):
     def check(self, setting: Setting) -> None:
         if not is_own(setting.data.name):
             check_has_boxes(setting.data)
+        everywhere = [s.name for s in setting.steps if s.kind == "norm" and s.where is None]
+        if setting.model.options.get("frozen") is True and everywhere:
+            raise OptionError(
+                f'model.options.frozen is true, and norm = "{everywhere[0]}" of the variant '
+                "replaces the frozen norms: nothing is frozen. Leave out one of the two, or say "
+                "where the norm goes."
+            )
 
     def load(self, setting: Setting, device: torch.device | str) -> Sets:
         self.own = is_own(setting.data.name)

@@ -66,10 +66,26 @@ def load_sets(setting: Setting, device: torch.device | str = "cpu") -> Sets:
     return make_task(setting).load(setting, device)
 
 
+def _check_given(kind: type[Task], spec: TaskSpec) -> None:
+    """Refuse a task without an option that it cannot do without."""
+    missing = [
+        name
+        for name, each in inspect.signature(kind).parameters.items()
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        and each.default is each.empty
+        and name not in spec.options
+    ]
+    if missing:
+        raise OptionError(
+            f"task {spec.name} needs {' and '.join(f'task.options.{name}' for name in missing)}."
+        )
+
+
 def make_task(setting: Setting) -> Task:
     """The task of a setting, with its options; not attached to anything yet."""
     spec = setting.task
     kind = task_class(spec, setting.code.folder)
+    _check_given(kind, spec)
     try:
         task = kind(**spec.options)
     except NormkitError:
