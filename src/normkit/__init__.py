@@ -102,7 +102,7 @@ if "torch" in sys.modules:
     )
     from normkit.layers.base import Normalizer
     from normkit.layers.bcn import follow_learning_rate
-    from normkit.layers.domains import use_domain
+    from normkit.layers.domain_in_use import use_domain
     from normkit.layers.masking import masked
     from normkit.layers.norm_act import NormAct
     from normkit.layers.reasons import why

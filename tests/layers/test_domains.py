@@ -189,6 +189,9 @@ def test_the_domain_from_before_comes_back() -> None:
         ([[0, 1]], OptionError, r"shape \(1, 2\)"),
         ([0.5, 1.0], OptionError, "whole numbers, got torch.float32"),
         (True, OptionError, "whole number, got True"),
+        ("a", OptionError, r"a domain, such as 0, or one for each sample, .* got 'a'\."),
+        (None, OptionError, r"a domain, such as 0, or one for each sample, .* got None\."),
+        ([0, None], OptionError, r"got \[0, None\]\."),
     ],
 )
 def test_a_domain_that_cannot_be(domain: object, error: type[Exception], message: str) -> None:
@@ -264,6 +267,44 @@ def test_conversion_copies_the_statistics_to_every_domain_and_back() -> None:
         plan.undo()
     assert model[1] is bn
     assert torch.equal(model(x), before)
+
+
+def test_a_conversion_stays_in_the_domain_in_use() -> None:
+    """New layers were in domain 0 whatever the old ones were in: outputs jumped, and the
+    certificate called an exact conversion inexact."""
+    x = torch.randn(4, 3, 6, 6)
+    for name in ("ubn", "rbn", "batch_renorm", "ghost_bn"):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nk.BN(8, domains=3), nk.NormAct(nk.BN(8), "relu"))
+        model[2].norm.keep_domains(3)
+        for domain in range(3):
+            with nk.use_domain(model, domain):
+                model(x + 2 * domain)
+        model.eval()
+        with noted(name):
+            olds = model[1], model[2].norm
+            nk.use_domain(model, 1)
+            before = model(x)
+            with nk.use_domain(model, 2):
+                inside = model(x)
+                plan = nk.plan_conversion(model, name)
+                assert plan.apply(x).exact
+                assert model[1] is not olds[0]
+                torch.testing.assert_close(model(x), inside)
+            torch.testing.assert_close(model(x), before)  # the block has ended for them too
+            with nk.use_domain(model, 0):
+                plan.undo()
+                assert (model[1], model[2].norm) == olds
+                assert [layer.domain for layer in olds] == [0, 0]
+            assert [layer.domain for layer in olds] == [1, 1]
+            assert torch.equal(model(x), before)
+
+
+def test_a_block_gives_no_domain_to_layers_that_lack_it() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nk.BN(8, domains=3))
+    nk.use_domain(model, 2)
+    with nk.use_domain(model, 1):
+        nk.convert(model, "bn", domains=2, example=torch.randn(2, 3, 6, 6))
+    assert (model[1].domains, model[1].domain) == (2, 0)
 
 
 def test_a_model_is_folded_for_one_domain() -> None:

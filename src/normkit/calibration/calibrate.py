@@ -18,7 +18,7 @@ from normkit.core.processes import Processes
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection import undisturbed
 from normkit.inspection.batches import BatchReader, Forward
-from normkit.layers.domains import unseen_domains, use_domain
+from normkit.layers.domain_in_use import unseen_domains, use_domain
 
 Metric = Callable[[nn.Module], float]
 MODES = ("progressive", "layerwise")  # methods of Measurement

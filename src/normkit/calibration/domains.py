@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from normkit.calibration.calibrate import calibrate
 from normkit.calibration.result import Calibration
 from normkit.errors import NothingToDo, OptionError, ShapeError
-from normkit.layers.domains import layers_with_domains
+from normkit.layers.domain_in_use import layers_with_domains
 
 DomainOf = Callable[[Any], Sequence[int] | Tensor]
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from normkit.errors import OptionError
 from normkit.inspection import refuse_wrapped
 from normkit.layers.base import Normalizer
+from normkit.layers.domain_in_use import layers_with_domains
 from normkit.layers.norm_act import NormAct
 
 Modules = Mapping[str, nn.Module]
@@ -230,6 +231,10 @@ class ReplaceModule(Edit):
         """What was done to the whole model in the meantime counts for the old module too."""
         if self.new.training != self._mode:
             old.train(self.new.training)
+        both = layers_with_domains(self.new), layers_with_domains(old)  # one each, or none
+        for mine, theirs in zip(*both, strict=False):
+            if mine.domains == theirs.domains:
+                theirs.follow_domain(mine.domain)
         for name, now in tensors(self.new).items():
             if now.is_floating_point() and name in self._kinds:
                 device, dtype = self._kinds[name]

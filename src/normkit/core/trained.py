@@ -36,6 +36,7 @@ class TrainedBN:
     # mean, variance and number of batches of each domain, of a norm that keeps several sets; above
     # are those of the domain that it is in
     each_domain: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
+    domain: int = 0  # the one that it is in
 
     @property
     def channels(self) -> int:

@@ -23,7 +23,7 @@ from normkit.diagnosis.findings.norm import NormEvidence
 from normkit.diagnosis.observe.passes import Loss
 from normkit.errors import NothingToDo, OptionError, nearest
 from normkit.inspection.batches import Forward, tensors_in
-from normkit.layers.domains import layers_with_domains
+from normkit.layers.domain_in_use import layers_with_domains
 
 BATCHES = 16
 

@@ -456,14 +456,8 @@ class BatchNormalizer(Synchronised, OfDomains):
 
     def start_from(self, bn: TrainedBN) -> dict[str, str]:
         taken = super().start_from(bn)
-        given = [(bn, self._buffers)]  # every domain starts with the same statistics
-        if bn.each_domain and len(bn.each_domain) == self.domains:
-            given = [
-                (bn.having(mean=mean, var=var, batches=batches), self.kept(domain=domain))
-                for domain, (mean, var, batches) in enumerate(bn.each_domain)
-            ]
         names = ("running_mean", self.second_buffer, "num_batches_tracked")
-        for one, buffers in given:
+        for one, buffers in self.starts_of_domains(bn):
             for name, value in zip(names, (*self.statistics_from(one), one.batches), strict=True):
                 buffer = buffers[name]
                 if buffer is not None:
@@ -485,7 +479,7 @@ class BatchNormalizer(Synchronised, OfDomains):
         batches = self.batch_counter()
         assert batches is not None
         bn = bn.having(mean=mean, var=var, batches=batches)
-        return bn if self.domains is None else replace(bn, each_domain=self.statistics_of_domains())
+        return self.with_domains(bn)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any

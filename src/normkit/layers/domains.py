@@ -8,19 +8,20 @@ several domains is one such function for each, of the samples that belong to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.processes import Processes
 from normkit.core.recomputation import as_first_seen, is_recomputation
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
-from normkit.errors import NothingToDo, OptionError, ShapeError
+from normkit.core.trained import TrainedBN
+from normkit.errors import OptionError, ShapeError
 from normkit.layers.base import Normalizer
 
 
@@ -28,7 +29,13 @@ class DomainIndex:
     """Which domain each sample of a batch belongs to."""
 
     def __init__(self, index: Sequence[int] | Tensor) -> None:
-        table = torch.as_tensor(index).detach().cpu()  # once: no layer waits for the host
+        try:
+            table = torch.as_tensor(index).detach().cpu()  # once: no layer waits for the host
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise OptionError(
+                "use_domain expects a domain, such as 0, or one for each sample, such as "
+                f"[0, 0, 1] or a tensor, got {index!r}."
+            ) from error
         if table.dim() != 1 or not len(table):
             raise OptionError(
                 "use_domain expects a domain, or one for each sample, "
@@ -154,6 +161,12 @@ class OfDomains(Normalizer):
                 raise OptionError(
                     f"{title(self)} has {known} domains, 0 to {known - 1}, got {wrong}."
                 )
+
+    def follow_domain(self, domain: Domain) -> None:
+        """Be in the domain of a layer that this one has come for, where it has that one too."""
+        last = domain if isinstance(domain, int) else domain.largest
+        if last < (self.domains or 0):
+            self.domain = domain
 
     def check_single_domain(self) -> None:
         """Where statistics of one domain are meant, there must be one."""
@@ -304,11 +317,24 @@ class OfDomains(Normalizer):
         """Mean and variance of each channel, from what the layer keeps; None if it keeps none."""
         raise NotImplementedError
 
-    def statistics_of_domains(self) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
-        """What TrainedBN knows of each domain."""
+    def starts_of_domains(self, bn: TrainedBN) -> list[tuple[TrainedBN, dict[str, Tensor | None]]]:
+        """What buffers start from; with as many domains as the norm has, each from its own."""
+        if not bn.each_domain or len(bn.each_domain) != self.domains:
+            return [(bn, self._buffers)]
+        self.domain = bn.domain
+        return [
+            (bn.having(mean=mean, var=var, batches=batches), self.kept(domain=domain))
+            for domain, (mean, var, batches) in enumerate(bn.each_domain)
+        ]
+
+    def with_domains(self, bn: TrainedBN) -> TrainedBN:
+        """With the statistics of all domains, and the one in use."""
+        if self.domains is None:
+            return bn
         found, before = [], self.domain
+        assert isinstance(before, int)  # or there would be no statistics of channels
         try:
-            for domain in range(self.domains or 0):
+            for domain in range(self.domains):
                 self.domain = domain
                 statistics, batches = self.channel_statistics(), self.batch_counter()
                 assert statistics is not None and batches is not None
@@ -316,7 +342,7 @@ class OfDomains(Normalizer):
                 found.append((mean.detach(), var.detach(), batches))
         finally:
             self.domain = before
-        return tuple(found)
+        return replace(bn, each_domain=tuple(found), domain=before)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self._seen = frozenset()
@@ -413,74 +439,3 @@ def _counted(update: StateUpdate | None, yes: Tensor, no: Tensor) -> Tensor:
     if update is None:
         return no
     return yes if update.counted is None else update.counted.reshape(yes.shape)
-
-
-# -------------------------------------------------------------------- what a user calls
-
-
-def layers_with_domains(model: nn.Module) -> list[OfDomains]:
-    """The layers of a model that keep statistics of several domains."""
-    return [m for m in model.modules() if isinstance(m, OfDomains) and m.domains is not None]
-
-
-@contextmanager
-def unseen_domains(model: nn.Module) -> Iterator[None]:
-    """Inside, domains that no batch has entered are no error: they are about to get statistics."""
-    layers = layers_with_domains(model)
-    for layer in layers:
-        layer._seen = frozenset(range(layer.domains or 0))
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._seen = frozenset()
-
-
-def use_domain(model: nn.Module, domain: int | Sequence[int] | Tensor) -> ChosenDomain:
-    """Say which domain the next forwards of a model are in, or which one each sample is of.
-
-    For layers with ``domains=K``, which keep K sets of running statistics: ``nk.BN(64, domains=2)``
-    or ``nk.convert(model, "bn", domains=2)``. Training pools the samples of a domain, alone, and
-    counts them for its statistics; eval mode uses those. Until it is called a layer is in domain 0.
-    Takes effect at once; as a context manager it ends with the block. With an index for each
-    sample the batch must keep its samples on the way to the norms.
-
-    >>> import torch, normkit as nk
-    >>> model = torch.nn.Sequential(nk.BN(2, domains=2))
-    >>> with nk.use_domain(model, [0, 0, 0, 1, 1, 1]):
-    ...     y = model(torch.cat([torch.randn(3, 2, 8, 8), 5 + torch.randn(3, 2, 8, 8)]))
-    >>> bool(y[:3].mean().abs() < 1e-3), bool(y[3:].mean().abs() < 1e-3)
-    (True, True)
-    >>> with nk.use_domain(model.eval(), 1):
-    ...     y = model(torch.zeros(1, 2, 8, 8))
-    """
-    layers = layers_with_domains(model)
-    if not layers:
-        raise NothingToDo(
-            f"{type(model).__name__} has no layer with domains. Try "
-            'nk.convert(model, "bn", domains=2) first.'
-        )
-    if isinstance(domain, bool | float):
-        raise OptionError(f"use_domain expects a whole number, got {domain!r}.")
-    single = isinstance(domain, int) or (isinstance(domain, Tensor) and domain.dim() == 0)
-    chosen: Domain = int(domain) if single else DomainIndex(domain)  # type: ignore[arg-type]
-    for layer in layers:
-        layer.check_domain(chosen)
-    before = [(layer, layer.domain) for layer in layers]
-    for layer in layers:
-        layer.domain = chosen
-    return ChosenDomain(before)
-
-
-class ChosenDomain:
-    """Gives the domains from before back when a block ends."""
-
-    def __init__(self, before: list[tuple[OfDomains, Domain]]) -> None:
-        self.before = before
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: object) -> None:
-        for layer, domain in self.before:
-            layer.domain = domain

@@ -24,7 +24,7 @@ from normkit.core.trained import FixedMap
 from normkit.errors import NormkitError, NothingToDo
 from normkit.inspection import Site, survey, undisturbed
 from normkit.inspection.flow import Flow, record_flow
-from normkit.layers.domains import use_domain
+from normkit.layers.domain_in_use import use_domain
 from normkit.layers.norm_act import NormAct
 
 NARROW = (torch.float16, torch.bfloat16)

@@ -31,7 +31,8 @@ from normkit.lab.tasks.contrastive import (
     cluster,
     contrastive_discrepancy,
 )
-from normkit.layers.domains import OfDomains, unseen_domains
+from normkit.layers.domain_in_use import unseen_domains
+from normkit.layers.domains import OfDomains
 
 if TYPE_CHECKING:
     from normkit.lab.train.batches import EpochPlan
