@@ -21,6 +21,7 @@ from normkit.errors import NormkitError, OptionError
 from normkit.lab.data import CorruptData, MissingData, fingerprint, load, locate, training_samples
 from normkit.lab.data.own import FORMATS, _fingerprint
 from normkit.lab.experiment import Data, Run, Setting
+from normkit.lab.experiment.records import OWN_DATA
 
 from .small_files import tree
 
@@ -244,9 +245,10 @@ def test_faults_of_tables(folder: Path, tmp_path: Path) -> None:
 def test_every_form_needs_a_path_that_is_there(tmp_path: Path) -> None:
     for name in FORMATS:
         with pytest.raises(OptionError, match=f"data.path is missing: data.name = '{name}' needs"):
-            load(Data(name))
+            locate(Data(name))
         with pytest.raises(MissingData, match="nowhere"):
-            load(Data(name, path=str(tmp_path / "nowhere")))
+            locate(Data(name, path=str(tmp_path / "nowhere")))
+    assert set(FORMATS) == set(OWN_DATA)
     with pytest.raises(OptionError, match=r"data\.label belongs to images of your own"):
         load(Data("digits", label="x"))
 

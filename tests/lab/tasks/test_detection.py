@@ -324,6 +324,12 @@ def test_the_variants_of_estimation_shift_can_be_made() -> None:
     assert not frozen & {"BN", "BatchNorm2d"}
 
 
+def coco_files(root: Path) -> list[Path]:
+    parts = ("train2017", "val2017")
+    files = [root / "annotations" / f"instances_{each}.json" for each in parts]
+    return [*files, *(root / each for each in parts)]
+
+
 def test_coco_is_read_by_its_annotations(tmp_path: Path) -> None:
     (tmp_path / "annotations").mkdir()
     square = [[10, 10, 30, 10, 30, 30, 10, 30]]
@@ -342,7 +348,7 @@ def test_coco_is_read_by_its_annotations(tmp_path: Path) -> None:
             "annotations": [one, crowd],
         }
         (tmp_path / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
-    listing = coco([tmp_path / "annotations" / "instances_train2017.json"])
+    listing = coco(coco_files(tmp_path))
     assert (len(listing.train), len(listing.test), listing.classes) == (1, 1, 2)
     assert listing.train.objects[0].labels.tolist() == [2]
     assert listing.test.objects[0].crowd.tolist() == [False, True]
@@ -386,7 +392,7 @@ def test_annotations_of_coco_that_cannot_be_are_named(
         (tmp_path / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
 
     def read_all() -> None:
-        listing = coco([tmp_path / "annotations" / "instances_train2017.json"])
+        listing = coco(coco_files(tmp_path))
         check_outlines(listing.train)
         BoxLoader(listing.train, None, False, masks=True)
 

@@ -135,7 +135,7 @@ def something(folders: Path, frames: int = 3) -> Setting:
 
 def test_frames_are_read_from_folders(folders: Path) -> None:
     sets = load_sets(something(folders))
-    assert (sets.classes, sets.shape) == (2, (9, 16, 16))
+    assert (sets.classes, sets.shape) == (174, (9, 16, 16))
     images, labels = next(sets.test.batches(1))
     # the middles of three parts of six frames: 2, 4 and 6, told by their red
     red = images[0, ::3, 8, 8] * 255 / 40

@@ -1,4 +1,5 @@
-"""Files of images with objects, as boxes or masks: BCCD, nuclei and COCO, as published."""
+"""Files of images with objects, as boxes or masks: BCCD, nuclei and COCO as published, and
+somebody's own in the layouts of VOC and COCO."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from normkit.core.optional_dependencies import require
 from normkit.lab.data.loaders import libraries
-from normkit.lab.data.map_files import IMAGE_ENDINGS
+from normkit.lab.data.map_files import IMAGE_ENDINGS, voc_image, voc_stems
 from normkit.lab.data.records import (
     BoxFiles,
     BoxListing,
@@ -36,17 +37,35 @@ def bccd(files: Sequence[Path]) -> BoxListing:
 
     Two of its boxes have no area, and are left out.
     """
-    tree = tree_of(files, ("BCCD",))
-
-    def part(name: str) -> BoxFiles:
-        stems = tree.lines(f"ImageSets/Main/{name}.txt")
-        objects = [_voc_objects(tree, f"Annotations/{stem}.xml", BLOOD_CELLS) for stem in stems]
-        return _checked([f"JPEGImages/{stem}.jpg" for stem in stems], objects, tree)
-
-    return BoxListing(part("trainval"), part("test"), len(BLOOD_CELLS))
+    return _voc(tree_of(files, ("BCCD",)), BLOOD_CELLS)
 
 
-def _voc_objects(tree: FileTree, name: str, classes: Sequence[str]) -> Objects:
+def voc_folder(files: Sequence[Path]) -> BoxListing:
+    """Somebody's own in the layout of VOC; what is trained on says which classes there are."""
+    return _voc(tree_of(files))
+
+
+def _voc(tree: FileTree, classes: Sequence[str] = ()) -> BoxListing:
+    parts = []
+    for stems in voc_stems(tree, "ImageSets/Main"):
+        read = [_voc_annotation(tree, f"Annotations/{stem}.xml") for stem in stems]
+        classes = classes or sorted({name for each in read for name in each.names})
+        objects = [_voc_objects(each, classes) for each in read]
+        parts.append(_checked([voc_image(tree, stem) for stem in stems], objects, tree))
+    train, test = parts
+    return BoxListing(train, test, len(classes))
+
+
+class VocAnnotation(NamedTuple):
+    """What a file says about an image."""
+
+    where: str
+    size: tuple[int, int]  # height, width
+    rows: list[list[float]]
+    names: list[str]  # the class of each object
+
+
+def _voc_annotation(tree: FileTree, name: str) -> VocAnnotation:
     where = tree.where(name)
     with tree.open(name) as file:
         try:
@@ -62,13 +81,18 @@ def _voc_objects(tree: FileTree, name: str, classes: Sequence[str]) -> Objects:
     except ValueError as error:
         raise CorruptData(f"{where} lacks a number: {error}.") from error
     names = [each.findtext("name", "") for each in root.iter("object")]
-    unknown = sorted(set(names) - set(classes))
+    return VocAnnotation(where, (height, width), rows, names)
+
+
+def _voc_objects(annotation: VocAnnotation, classes: Sequence[str]) -> Objects:
+    unknown = sorted(set(annotation.names) - set(classes))
     if unknown:
+        known = ", ".join(classes) or "none: no image to train on has an object"
         raise CorruptData(
-            f"{where} has an object of class {unknown[0]!r}, expected {', '.join(classes)}."
+            f"{annotation.where} has an object of class {unknown[0]!r}, expected {known}."
         )
-    labels = [classes.index(each) + 1 for each in names]
-    return objects_of(rows, labels, (height, width), where)
+    labels = [classes.index(each) + 1 for each in annotation.names]
+    return objects_of(annotation.rows, labels, annotation.size, annotation.where)
 
 
 def nuclei(files: Sequence[Path]) -> BoxListing:
@@ -89,18 +113,29 @@ def _by_mask(name: str) -> Objects:
 
 
 def coco(files: Sequence[Path]) -> BoxListing:
-    """COCO 2017: train2017, val2017, and instances_*.json in annotations.
+    """COCO: two files of annotations, then the two folders of their images.
 
-    Training images without an object that is no crowd are left out: 117,266 stay.
+    Training images without an object that is no crowd are left out: of COCO 2017 117,266 stay.
     """
-    tree = FileTree(files[0].parent.parent)
+    root = files[0].parent.parent
+    tree = FileTree(root)
+    paths = [file.relative_to(root).as_posix() for file in files]
     numbers: dict[int, int] = {}
+    names: dict[int, str] = {}
 
-    def part(name: str, training: bool) -> BoxFiles:
-        path = f"annotations/instances_{name}.json"
+    def part(path: str, folder: str, training: bool) -> BoxFiles:
         content = _coco_file(tree, path)
         for each in sorted(content["categories"], key=lambda category: category["id"]):
-            numbers.setdefault(each["id"], len(numbers) + 1)
+            number, name = each["id"], str(each.get("name", ""))
+            if training:
+                numbers.setdefault(number, len(numbers) + 1)
+            if names.setdefault(number, name) != name or number not in numbers:
+                lists = f"lists {names[number]!r}" if number in numbers else "does not list it"
+                raise CorruptData(
+                    f"{tree.where(path)} lists category {number} ({name!r}), and "
+                    f"{tree.where(paths[0])} {lists}: expected the same categories to train and "
+                    "to test on."
+                )
         by_image: dict[int, list[dict[str, Any]]] = {}
         for each in content["annotations"]:
             if not (training and each.get("iscrowd")):
@@ -120,11 +155,11 @@ def coco(files: Sequence[Path]) -> BoxListing:
             crowd = [bool(each.get("iscrowd")) for each in own]
             size = image["height"], image["width"]
             objects.append(objects_of(boxes, labels, size, where, outlines, crowd))
-            images.append(f"{name}/{image['file_name']}")
+            images.append(f"{folder}/{image['file_name']}")
         return _checked(images, objects, tree)
 
-    train = part("train2017", True)
-    return BoxListing(train, part("val2017", False), len(numbers))
+    train = part(paths[0], paths[2], True)
+    return BoxListing(train, part(paths[1], paths[3], False), len(numbers))
 
 
 COCO_KEYS: dict[str, dict[str, Any]] = {

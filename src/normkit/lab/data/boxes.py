@@ -15,13 +15,11 @@ from torch.utils.data import Dataset
 
 from normkit.errors import OptionError
 from normkit.lab.data.box_files import check_outlines, read_masks
-from normkit.lab.data.files import find
 from normkit.lab.data.loaders import KEPT_PAIRS, PairLoader, Sets, decoded
-from normkit.lab.data.loading import check_kind
+from normkit.lab.data.loading import check_kind, content_of
 from normkit.lab.data.maps import UNUSED
 from normkit.lab.data.records import BoxFiles, BoxListing, CorruptData
 from normkit.lab.data.sampling import counts, generator
-from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.experiment.records import Data
 
 Target = dict[str, Tensor]
@@ -151,7 +149,7 @@ def _filled(target: Target) -> Target:
 def box_listing(spec: Data) -> BoxListing:
     """The files of a set of objects."""
     check_has_boxes(spec)
-    content = find(PUBLISHED[spec.name], spec.path).read()
+    content = content_of(spec)
     assert isinstance(content, BoxListing)
     return content
 

@@ -32,6 +32,7 @@ STEPS = (1, 3, 5, 7)  # places between two frames; coprime with 8, so that each 
 SIDE, DIGIT = 24, 14  # pixels
 GAP = SIDE // FRAMES  # pixels between two places
 MADE = (8_000, 2_000)  # clips to train and to test on
+SOMETHING_CLASSES = 174  # of Something-Something V1
 
 
 # ------------------------------------------------------------------ moving digits
@@ -90,6 +91,10 @@ class ClipFiles(Files):
 
     frames: list[int] = field(default_factory=list)  # of each
 
+    def frame_files(self, index: int) -> list[str]:
+        """Of a clip, all of them."""
+        return [f"{self.paths[index]}/{n:05}.jpg" for n in range(1, self.frames[index] + 1)]
+
     def take(self, indices: Tensor) -> ClipFiles:
         rows = indices.tolist()
         paths, frames = [self.paths[i] for i in rows], [self.frames[i] for i in rows]
@@ -98,18 +103,35 @@ class ClipFiles(Files):
 
 def something_something(files: Sequence[Path]) -> Listing:
     """Something-Something V1 as TSM's code lists it: "FOLDER FRAMES LABEL" in two text files."""
-    folder = files[2]
-    train, test = (_listed(file, folder) for file in files[:2])
-    return Listing(train, test, int(max(train.labels.max(), test.labels.max())) + 1)
+    train, test = (_listed(file, files[2], SOMETHING_CLASSES) for file in files[:2])
+    return Listing(train, test, SOMETHING_CLASSES)
 
 
-def _listed(file: Path, folder: Path) -> ClipFiles:
+def frames_folder(files: Sequence[Path]) -> Listing:
+    """Somebody's own, listed the same way; what is trained on says how many classes there are."""
+    train = _listed(files[0], files[2])
+    counts = torch.bincount(train.labels)
+    if lacking := (counts == 0).nonzero().flatten().tolist():
+        raise CorruptData(
+            f"{files[0]} has no clip of class {lacking[0]}, and labels up to {len(counts) - 1}: "
+            "expected numbers from 0 on without gaps."
+        )
+    return Listing(train, _listed(files[1], files[2], len(counts)), len(counts))
+
+
+def _listed(file: Path, folder: Path, classes: int | None = None) -> ClipFiles:
     rows = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         words = line.split()
         if len(words) != 3 or not (words[1].isdecimal() and words[2].isdecimal()):
             raise CorruptData(f"{file}, line {number}: expected FOLDER FRAMES LABEL, got {line!r}.")
-        place = folder / Path(words[0]).name
+        if classes is not None and int(words[2]) >= classes:
+            raise CorruptData(
+                f"{file}, line {number}: the label is {words[2]}, expected 0 to {classes - 1}."
+            )
+        place = folder / words[0]
+        if not place.is_dir():  # people list them with the folders that they had
+            place = folder / Path(words[0]).name
         if not place.is_dir():
             raise MissingData(f"{place} is not there, and {file}, line {number} lists it.")
         last = place / f"{int(words[1]):05d}.jpg"

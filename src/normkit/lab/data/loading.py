@@ -13,14 +13,17 @@ from normkit.lab.data import builtin
 from normkit.lab.data.files import DataFiles, find
 from normkit.lab.data.loaders import FileLoader, Sets, TensorLoader
 from normkit.lab.data.own import FORMATS, own_files, own_listing
-from normkit.lab.data.records import Files, Listing, Raw, Split
+from normkit.lab.data.records import Content, Files, Listing, Raw, Split
 from normkit.lab.data.sampling import counts, split
 from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.transforms import IMAGENET, Augmentation, coefficients
 from normkit.lab.experiment import Data
 from normkit.lab.experiment.rules import section_faults
 
-NAMES = sorted([*PUBLISHED, *FORMATS, "digits", "synthetic"])
+KIND_OF = {name: published.kind for name, published in PUBLISHED.items()}
+KIND_OF |= {name: own.kind for name, own in FORMATS.items()}
+KIND_OF |= {"digits": "labels", "synthetic": "labels"}
+NAMES = sorted(KIND_OF)
 SIDE = 224  # of images from files, where no size is asked for
 # what belongs to an image of a set, and the task that is for
 KINDS = {
@@ -94,12 +97,22 @@ def locate(spec: Data) -> Path | None:
 
 def check_kind(spec: Data, kind: str) -> None:
     """Refuse a set that is made for another task than one of this kind."""
-    source = PUBLISHED.get(spec.name)
-    if (own := source.kind if source else "labels") != kind:
-        names = ", ".join(name for name, each in PUBLISHED.items() if each.kind == kind)
+    names = [name for name, each in KIND_OF.items() if each == kind]
+    if spec.name not in NAMES and ":" not in spec.name:
+        raise UnknownName(f"there is no data set {spec.name!r}. {nearest(spec.name, names)}")
+    if (own := KIND_OF.get(spec.name, "labels")) != kind:
         raise OptionError(
-            f"data.name is {spec.name!r}, which has {KINDS[own]}. Try {names}, or {TASK_OF[own]}."
+            f"data.name is {spec.name!r}, which has {KINDS[own]}. Try {', '.join(names)}, or "
+            f"{TASK_OF[own]}."
         )
+
+
+def content_of(spec: Data) -> Content:
+    """What the files of a set have, published or somebody's own."""
+    if spec.name in FORMATS:
+        check(spec)
+        return own_listing(spec)
+    return find(PUBLISHED[spec.name], spec.path).read()
 
 
 def load(
@@ -120,7 +133,7 @@ def load(
     check(spec)
     check_kind(spec, kind)
     if spec.name == "digits":
-        content: Raw | Listing = builtin.digits()
+        content: Content = builtin.digits()
     elif _is_synthetic(spec):
         content = builtin.synthetic(spec.name)
     elif spec.name in FORMATS:
@@ -129,6 +142,7 @@ def load(
         content = _read(find(PUBLISHED[spec.name], spec.path))
     if isinstance(content, Raw):
         return _from_tensors(spec, content, device)
+    assert isinstance(content, Listing)  # sets of other kinds have loaders of their own
     return _from_files(spec, content, device, workers)
 
 
@@ -148,7 +162,7 @@ def training_samples(spec: Data) -> int:
         samples = (total, total // 5)
     elif spec.name in FORMATS:
         own = own_listing(spec)
-        samples = len(own.train.paths), len(own.test.paths)
+        samples = len(own.train), len(own.test)
     else:
         published = PUBLISHED[spec.name].samples
         assert published is not None  # of every published set

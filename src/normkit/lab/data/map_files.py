@@ -1,7 +1,8 @@
-"""Files with a class for every pixel: CamVid and PASCAL VOC, as they are published."""
+"""Files with a class for every pixel: CamVid and PASCAL VOC as published, and one's own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from normkit.lab.data.records import CorruptData, MapFiles, MapListing, MissingD
 from normkit.lab.data.trees import FileTree, tree_of
 
 VOID = -100  # of a map: not labelled, neither trained on nor judged; torch's ignore_index
+VOC_VOID = 255  # the index of that in a file of VOC
 IMAGE_ENDINGS = (".webp", ".png", ".jpg", ".jpeg")
+# of VOC's layout, to train and to test on: trainval has val in it
+VOC_LISTS = (("trainval", "test"), ("train", "test"), ("train", "val"))
 
 
 # ------------------------------------------------------------------ published layouts
@@ -37,18 +41,68 @@ def camvid(files: Sequence[Path]) -> MapListing:
 
 def voc(files: Sequence[Path]) -> MapListing:
     """PASCAL VOC 2012 with the maps of Hariharan et al.: 21 classes, and 255 is void."""
-    devkit = FileTree(files[0].parent, ())
+    tree = FileTree(files[0].parent)
+    parts = voc_stems(tree, "ImageSets/Segmentation", (("trainaug", "val"),))
+    train, test = (_voc_maps(tree, each, "SegmentationClassAug") for each in parts)
+    return MapListing(train, test, 21, VOC_VOID)
 
-    def part(name: str) -> MapFiles:
-        stems = devkit.lines(f"ImageSets/Segmentation/{name}.txt")
-        folder = "SegmentationClassAug"
-        return _paired(
-            [f"JPEGImages/{each}.jpg" for each in stems],
-            [f"{folder}/{each}.png" for each in stems],
-            devkit,
+
+def voc_maps_folder(files: Sequence[Path]) -> MapListing:
+    """Somebody's own in the layout of VOC; what is trained on says how many classes there are."""
+    tree = FileTree(files[0].parent)
+    parts = voc_stems(tree, "ImageSets/Segmentation")
+    train, test = (_voc_maps(tree, each, "SegmentationClass") for each in parts)
+    every = MapListing(train, test, VOC_VOID, VOC_VOID)
+    classes = 1 + max(_highest_index(every, index) for index in range(len(train)))
+    if classes < 2:
+        what = "no class, all is void" if classes < 1 else "no class but 0"
+        raise CorruptData(
+            f"{tree.where('SegmentationClass')}: the {len(train):,} maps to train on have {what}: "
+            f"expected two classes or more, from 0 on, and {VOC_VOID} for void."
         )
+    return MapListing(train, test, classes, VOC_VOID)
 
-    return MapListing(part("trainaug"), part("val"), 21, 255)
+
+def _highest_index(listing: MapListing, index: int) -> int:
+    """The highest class of a map to train on, VOID where it has none; read again if it changed."""
+    name = listing.train.tree.where(listing.train.maps[index])
+    status = os.stat(name)
+    key = name, status.st_size, status.st_mtime_ns
+    if key not in _HIGHEST:
+        _HIGHEST[key] = int(read_map(listing, listing.train, index).max())
+    return _HIGHEST[key]
+
+
+_HIGHEST: dict[object, int] = {}  # by file, size and time: a set is asked for several times
+
+
+def voc_stems(
+    tree: FileTree, folder: str, lists: Sequence[tuple[str, str]] = VOC_LISTS
+) -> list[list[str]]:
+    """The names of the images to train and to test on, without their endings, of VOC's lists."""
+    there = (pair for pair in lists if all(f"{folder}/{each}.txt" in tree for each in pair))
+    pair = next(there, None)
+    if pair is None:
+        expected = ", or ".join(f"{train}.txt and {test}.txt" for train, test in lists)
+        raise MissingData(f"{tree.where(folder)} has no two lists: expected {expected}.")
+    parts = []
+    for name in (f"{folder}/{each}.txt" for each in pair):
+        parts.append(tree.lines(name))
+        if not parts[-1]:
+            raise MissingData(f"{tree.where(name)} is empty: expected the name of an image a line.")
+    return parts
+
+
+def voc_image(tree: FileTree, stem: str) -> str:
+    """An image of VOC's layout, whatever its ending; .jpg where it is not there."""
+    endings = (".jpg", *IMAGE_ENDINGS, *(each.upper() for each in IMAGE_ENDINGS))
+    names = [f"JPEGImages/{stem}{ending}" for ending in endings]
+    return next((name for name in names if name in tree), names[0])
+
+
+def _voc_maps(tree: FileTree, stems: Sequence[str], folder: str) -> MapFiles:
+    images = [voc_image(tree, each) for each in stems]
+    return _paired(images, [f"{folder}/{each}.png" for each in stems], tree)
 
 
 def _paired(images: list[str], maps: list[str], tree: FileTree) -> MapFiles:

@@ -17,13 +17,11 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from normkit.errors import OptionError
-from normkit.lab.data.files import find
 from normkit.lab.data.loaders import KEPT_PAIRS, PairLoader, Sets
-from normkit.lab.data.loading import check_kind
+from normkit.lab.data.loading import check_kind, content_of
 from normkit.lab.data.map_files import VOID, read_pair, size_of
 from normkit.lab.data.records import CorruptData, MapFiles, MapListing
 from normkit.lab.data.sampling import counts, generator
-from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.transforms import IMAGENET, coefficients
 from normkit.lab.experiment.records import Data
 
@@ -141,7 +139,7 @@ def check_has_maps(spec: Data) -> None:
 def map_listing(spec: Data) -> MapListing:
     """The files of a set of maps."""
     check_has_maps(spec)
-    content = find(PUBLISHED[spec.name], spec.path).read()
+    content = content_of(spec)
     assert isinstance(content, MapListing)
     return content
 

@@ -8,20 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
 
+from normkit.lab.data import box_files, clips, map_files
 from normkit.lab.data.arrow_tables import read_tables, table_files
 from normkit.lab.data.csv_lists import csv_files, read_csv
-from normkit.lab.data.files import find
-from normkit.lab.data.records import CorruptData, Listing, MissingData
+from normkit.lab.data.files import File, FileLayout, Folder, PublishedSet, find
+from normkit.lab.data.records import (
+    BoxFiles,
+    BoxListing,
+    Content,
+    CorruptData,
+    Files,
+    Listing,
+    MapFiles,
+    MapListing,
+    MissingData,
+)
 from normkit.lab.data.sources import FOLDER
 from normkit.lab.data.tar_shards import read_tar, tar_files
 from normkit.lab.experiment import Data
 
+OwnContent = Listing | MapListing | BoxListing
 PIECE = 1 << 20  # bytes of a large file, at its beginning and at its end, that are looked at
 
 
@@ -30,23 +42,88 @@ class OwnFormat:
     """A form in which people keep their images."""
 
     files: Callable[[Path], list[Path]]  # those that say which images there are
-    read: Callable[[Path, Data], Listing]
+    read: Callable[[Path, Data], OwnContent]
     holds_images: bool = True  # in these files; else each is a file of its own
+    kind: str = "labels"  # what belongs to an image: see loading.KINDS
 
 
-def _folders(path: Path) -> list[Path]:
-    return list(find(FOLDER, str(path)).files)
+# ------------------------------------------------------------------ layouts of published sets
 
 
-def _read_folders(path: Path, spec: Data) -> Listing:
-    content = find(FOLDER, str(path)).read()
-    assert isinstance(content, Listing)
-    return content
+def _layout(
+    name: str,
+    kind: str,
+    read: Callable[[Sequence[Path]], Content],
+    expected: str,
+    *files: tuple[File | Folder, ...],
+) -> PublishedSet:
+    """The layout of a published set, with any number of images and classes."""
+    layouts = tuple(FileLayout(each, read) for each in files)
+    return PublishedSet(name, layouts, (), f"Expected in data.path {expected}.", kind=kind)
 
 
+COCO_FOLDER = _layout(
+    "coco-folder",
+    "boxes",
+    box_files.coco,
+    "annotations/instances_train.json and instances_test.json, and the folders of their images, "
+    "train and test; val and 2017 as in COCO will do",
+    *(
+        (
+            File((f"annotations/instances_{train}.json",)),
+            File((f"annotations/instances_{test}.json",)),
+            Folder((train, f"images/{train}")),
+            Folder((test, f"images/{test}")),
+        )
+        for train, test in (("train", "test"), ("train", "val"), ("train2017", "val2017"))
+    ),
+)
+VOC_FOLDER = _layout(
+    "voc-folder",
+    "boxes",
+    box_files.voc_folder,
+    "JPEGImages/NAME.jpg, Annotations/NAME.xml, and ImageSets/Main/train.txt and test.txt with a "
+    "NAME a line",
+    tuple(Folder((name,)) for name in ("Annotations", "JPEGImages", "ImageSets/Main")),
+)
+VOC_MAPS_FOLDER = _layout(
+    "voc-segmentation-folder",
+    "maps",
+    map_files.voc_maps_folder,
+    "JPEGImages/NAME.jpg, SegmentationClass/NAME.png with an index for each pixel, and "
+    "ImageSets/Segmentation/train.txt and test.txt with a NAME a line",
+    tuple(Folder((n,)) for n in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation")),
+)
+FRAMES_FOLDER = _layout(
+    "frames-folder",
+    "clips",
+    clips.frames_folder,
+    "frames/FOLDER/00001.jpg, 00002.jpg, …, and train.txt and test.txt with FOLDER FRAMES LABEL "
+    "a line",
+    (
+        File(("train.txt", "train_videofolder.txt")),
+        File(("test.txt", "val.txt", "val_videofolder.txt")),
+        Folder(("frames", "20bn-something-something-v1")),
+    ),
+)
+
+
+def _laid_out(source: PublishedSet) -> OwnFormat:
+    def files(path: Path) -> list[Path]:
+        return list(find(source, str(path)).files)
+
+    def read(path: Path, spec: Data) -> OwnContent:
+        content = find(source, str(path)).read()
+        assert isinstance(content, OwnContent)
+        return content
+
+    return OwnFormat(files, read, holds_images=False, kind=source.kind)
+
+
+LAYOUTS = (FOLDER, COCO_FOLDER, VOC_FOLDER, VOC_MAPS_FOLDER, FRAMES_FOLDER)
 FORMATS = {
+    **{source.name: _laid_out(source) for source in LAYOUTS},
     "csv": OwnFormat(csv_files, read_csv, holds_images=False),
-    "folder": OwnFormat(_folders, _read_folders, holds_images=False),
     "huggingface": OwnFormat(lambda path: [*chain(*table_files(path))], read_tables),
     "webdataset": OwnFormat(lambda path: [*chain(*tar_files(path))], read_tar),
 }
@@ -57,8 +134,8 @@ def own_files(spec: Data) -> list[Path]:
     return FORMATS[spec.name].files(_path(spec))
 
 
-def own_listing(spec: Data) -> Listing:
-    """The images and labels of a set, as it lies there now."""
+def own_listing(spec: Data) -> OwnContent:
+    """What a set has, as it lies there now."""
     if spec.fingerprint is not None and (now := fingerprint(spec)) != spec.fingerprint:
         raise CorruptData(
             f"{spec.path} is not the data of data.fingerprint: it is {now!r}, and the experiment "
@@ -97,10 +174,12 @@ def _stamps(files: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
     return tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
 
 
-_LISTED: dict[object, Listing] = {}  # the last one: a set is asked for several times in a row
+_LISTED: dict[object, OwnContent] = {}  # the last one: a set is asked for several times in a row
 
 
-def _listed(name: str, path: Path, image: str | None, label: str | None, stamps: object) -> Listing:
+def _listed(
+    name: str, path: Path, image: str | None, label: str | None, stamps: object
+) -> OwnContent:
     key = (name, path, image, label, stamps)
     format = FORMATS[name]
     if key not in _LISTED or not format.holds_images:  # files come and go beside their list
@@ -124,9 +203,32 @@ def _fingerprint(name: str, path: Path, image: str | None, label: str | None) ->
             digest.update(_ends(file) if format.holds_images else file.read_bytes())
     if not format.holds_images:
         content = _listed(name, path, image, label, _stamps(files))
-        for each in chain(content.train.paths, content.test.paths):
-            add(each)
+        for part in (content.train, content.test):
+            for each in _images(part):
+                add(each)
+            for written in _labels(part):
+                digest.update(written)
     return digest.hexdigest()[:16]
+
+
+def _images(part: object) -> Iterable[str]:
+    """Files that are known by their names and sizes."""
+    if isinstance(part, clips.ClipFiles):
+        return chain(*map(part.frame_files, range(len(part))))
+    if isinstance(part, Files):
+        return part.paths
+    assert isinstance(part, BoxFiles | MapFiles)
+    return map(part.tree.where, part.images)
+
+
+def _labels(part: object) -> Iterator[bytes]:
+    """What is learned of them, where it stands neither in their paths nor in the files of a set."""
+    if isinstance(part, MapFiles):
+        for name in part.maps:
+            yield Path(part.tree.where(name)).read_bytes()
+    elif isinstance(part, BoxFiles):
+        for each in part.objects:
+            yield f"{each.boxes.tolist()} {each.labels.tolist()}\n".encode()
 
 
 def _ends(file: Path) -> bytes:

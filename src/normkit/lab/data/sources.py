@@ -360,7 +360,7 @@ SOMETHING = PublishedSet(
     "Get version 1 from Qualcomm (20bn-something-something-v1: a folder of frames a clip), and let "
     "TSM's tools/gen_label_sthv1.py write train_videofolder.txt and val_videofolder.txt; let "
     "NORMKIT_DATA name the folder that holds them.",
-    174,
+    clips.SOMETHING_CLASSES,
     (86_017, 11_522),
     "clips",
 )

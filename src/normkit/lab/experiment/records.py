@@ -22,7 +22,10 @@ Cell = tuple[tuple[str, Any], ...]  # (("train.worker_batch", 2), …): a point 
 
 # what a result of one release may not be mixed with; goes up when training changes its numbers
 PROTOCOL = 1
-OWN_DATA = ("csv", "folder", "huggingface", "webdataset")  # somebody's own images, at data.path
+OWN_DATA = (  # somebody's own images, at data.path
+    "csv", "folder", "huggingface", "webdataset",
+    "coco-folder", "voc-folder", "voc-segmentation-folder", "frames-folder",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

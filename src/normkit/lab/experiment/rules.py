@@ -29,6 +29,10 @@ LIES_AS = {  # at data.path
     "folder": "a folder with train/CLASS/NAME.jpg and test/CLASS/NAME.jpg",
     "huggingface": "a folder of save_to_disk, or of train*.parquet and test*.parquet",
     "webdataset": "a folder with train*.tar and test*.tar",
+    "coco-folder": "a folder with annotations/instances_train.json, instances_test.json, images",
+    "voc-folder": "a folder with JPEGImages, Annotations and ImageSets/Main",
+    "voc-segmentation-folder": "a folder with JPEGImages, SegmentationClass and ImageSets",
+    "frames-folder": "a folder with train.txt, test.txt and frames",
 }
 
 Rule = tuple[Callable[[Any], bool], str]

@@ -12,11 +12,9 @@ from normkit.errors import OptionError
 from normkit.lab import data
 from normkit.lab.data import Sets
 from normkit.lab.data.clips import FRAMES, ClipFiles, ClipLoader, check_frames
-from normkit.lab.data.files import find
-from normkit.lab.data.loading import SIDE
+from normkit.lab.data.loading import SIDE, content_of
 from normkit.lab.data.records import Listing
 from normkit.lab.data.sampling import split
-from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.transforms import IMAGENET, Augmentation, coefficients
 from normkit.lab.experiment.records import Setting
 from normkit.lab.models.build import build
@@ -60,7 +58,7 @@ class Video(Classification):
             return super().load(setting, device)
         if spec.name == "moving-digits":
             return data.load(spec, device, kind="clips")
-        listing = find(PUBLISHED[spec.name], spec.path).read()
+        listing = content_of(spec)
         assert isinstance(listing, Listing)
         scale, shift = coefficients(spec.normalize, IMAGENET, 255)
         side, augmentation = spec.size or SIDE, Augmentation.of(spec)
@@ -82,7 +80,7 @@ class Video(Classification):
     def locate(self, setting: Setting) -> None:
         super().locate(setting)
         if not is_own(setting.data.name) and setting.data.name != "moving-digits":
-            listing = find(PUBLISHED[setting.data.name], setting.data.path).read()
+            listing = content_of(setting.data)
             for part in (listing.train, listing.test):
                 assert isinstance(part, ClipFiles)
                 check_frames(part, self.frames)
