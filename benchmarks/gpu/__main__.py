@@ -150,7 +150,7 @@ def _commit() -> str:
 
 def source_hash() -> str:
     """Of what is measured and what measures it; a copy without a history has it, too."""
-    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.cpp")]
+    files = [file for kind in ("py", "cpp", "h") for file in (ROOT / "src").rglob(f"*.{kind}")]
     files += (ROOT / "benchmarks").rglob("*.py")
     total = hashlib.sha256()
     for file in sorted(file for file in files if file.name != "page.py"):

@@ -1,4 +1,15 @@
-// How a loop of kernels.cpp is called: by name, with addresses, their types, and numbers.
+// How a loop for a CPU is called: by name, with addresses, their types, and numbers.
+//
+// moments, map, sums and input_gradient are the four passes over activations; pool, fixed, gate,
+// channel and mix the coefficients of each family, and condensation a part of gate's. What they
+// share: values (types of activations), tables (arguments), lanes and columns (sums along memory,
+// and across it), maps, pooling, memory (running statistics), threads.
+//
+// Activations are float, double or bfloat16, (rows, C, L) or, with channels last, (rows, L, C): L
+// positions of one cell. Tables are double, so that a step's small arithmetic adds no error of its
+// own; what is added up over positions is added in lanes of the activations' width, some thousands
+// of values at a time, and these parts in double. A center far from zero does not fit into a float:
+// what is left of it goes into the shift.
 #pragma once
 #include <cstdint>
 

@@ -32,8 +32,10 @@ import torch
 from normkit.errors import DeviceError
 
 FOLDER = Path(__file__).parent
-SOURCES = FOLDER / "replay.cpp", FOLDER.parent / "cpu" / "kernels.cpp"
-HEADER = FOLDER.parent / "cpu" / "kernels.h"
+LOOPS = FOLDER.parent / "cpu"
+SOURCES = FOLDER / "replay.cpp", *sorted(LOOPS.glob("*.cpp"))
+HEADERS = sorted(LOOPS.glob("*.h"))
+FLAGS = "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-std=c++20", "-w"
 INSTRUCTIONS = {  # of the machine, as torch tells them
     "AVX2": ("-mavx2", "-mfma"),
     "AVX512": ("-mavx2", "-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl"))),
@@ -57,21 +59,15 @@ class _Extension:
 
 
 _extension = _Extension()
+_starting = threading.RLock()  # two threads may come to their first step at once
 
 
 def extension(wanted: bool = True) -> Any:
     """The compiled module, or None. Where it is ``wanted``, a first call looks for it, and starts
     to build it."""
     if wanted and not _extension.started:
-        _extension.started = True
-        if os.environ.get(SWITCH) == "0":
-            _extension.reason = f"{SWITCH}=0 is set"
-        elif _is_there():
-            _load()
-            _extension.from_start = True
-        else:
-            # it only builds: a thread that is in C++ code when Python ends ends it with an abort
-            threading.Thread(target=_build_aside, daemon=True).start()
+        with _starting:
+            _start()
     if _extension.built and _extension.module is None:
         with suppress(IndexError):  # another thread was faster
             _extension.built.pop()
@@ -79,15 +75,32 @@ def extension(wanted: bool = True) -> Any:
     return _extension.module
 
 
+def _start() -> None:
+    if _extension.started:
+        return
+    _extension.started = True
+    if os.environ.get(SWITCH) == "0":
+        _extension.reason = f"{SWITCH}=0 is set"
+    elif _is_there():
+        _load()
+        _extension.from_start = True
+    else:
+        # it only builds: a thread that is in C++ code when Python ends ends it with an abort
+        threading.Thread(target=_build_aside, daemon=True).start()
+
+
 def extension_on_cpu() -> Any:
     """The same for layers on a CPU: None for good, unless it was there at their first step."""
     if _extension.from_start:
         return _extension.module
-    if not _extension.asked and not _extension.started and _is_there():
-        return extension()
-    _extension.asked += 1
-    if _extension.asked == STEPS:
-        extension()  # for the next process
+    with _starting:
+        if not _extension.asked and not _extension.started and _is_there():
+            _start()
+        if _extension.from_start:
+            return _extension.module
+        _extension.asked += 1
+        if _extension.asked == STEPS:
+            extension()  # for the next process
     return None
 
 
@@ -128,9 +141,9 @@ def build_extension() -> Path:
 
 def library() -> Path:
     """Where the module is, or will be: a file for each source, torch, Python and machine."""
-    sources = [file.read_bytes() for file in (*SOURCES, HEADER)]
+    sources = [(file.name, file.read_bytes()) for file in (*SOURCES, *HEADERS)]
     machine = sysconfig.get_platform(), torch.backends.cpu.get_cpu_capability()
-    made_for = (sources, torch.__version__, sys.version, *machine)
+    made_for = (sources, FLAGS, torch.__version__, sys.version, *machine)
     key = hashlib.sha256(repr(made_for).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "normkit" / key / f"{NAME}.so"
@@ -159,7 +172,7 @@ def command(target: Path) -> list[str]:
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     instructions = INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
     return [
-        *(*_compiler(), "-O3", *instructions, "-shared", "-fPIC", "-std=c++20", "-w"),
+        *(*_compiler(), *FLAGS, *instructions),
         *(f"-DTORCH_EXTENSION_NAME={NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
         *(f"-I{folder}" for folder in folders),
         *(*(str(source) for source in SOURCES), "-o", str(target)),
