@@ -37,7 +37,7 @@ DEVICES = ["cuda"]  # where plans are made
 MOST_PLANS = 4  # of one class and width: options or batch sizes that always change are not compiled
 MOST_OPERATIONS = 400  # that a list may have: a compiler would take minutes for more
 
-_COUNTERS = {"_factory", "_warned", "_traced", "_unrecorded", "_unwritten"}
+_COUNTERS = {"_factory", "_warned", "_traced", "_unrecorded"}
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | _COUNTERS
 _PLAIN = (type(None), bool, int, float, str)
 _plans: dict[Any, TracedPlan | str] = {}

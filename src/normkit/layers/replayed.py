@@ -54,9 +54,10 @@ class Replayed:
             check_epilogue(x, residual, activation)
             bare = self.replay(x, None, "none")
             return None if bare is None else followed_by(bare, residual, activation)
-        if not may_replay(x):
+        replays = self._replays  # which another thread may forget
+        if replays is None or not may_replay(x):
             return None
-        found: Tensor | None = self._replayed(self._replays, x, residual, activation)
+        found: Tensor | None = self._replayed(replays, x, residual, activation)
         return found
 
     def _replayed(self, replays: Any, x: Tensor, residual: Tensor | None, activation: str) -> Any:
@@ -117,17 +118,18 @@ class Replayed:
         more = path.part or bool(self.listeners)
         own, name = self.__dict__, "_norm_replays" if more else "_replays"
         replays = own.get(name) or extension_on_cpu().Replays()
-        y = self._replayed(replays, x, residual, activation) if more else None
-        if y is None and own.get("_unwritten", 0) < PLANS:
-            if len(replays) >= PLANS:  # sizes come and go: a plan costs less than a step without
-                replays = extension_on_cpu().Replays()
+        if residual is not None and (residual.stride() != x.stride() or residual.is_neg()):
+            like = x.new_empty_strided(x.shape, x.stride(), dtype=residual.dtype)
+            residual = like.copy_(residual)
+        y = self._replayed(replays, x, residual, activation)  # x may be a dense copy of what came
+        if y is None:
             plan = written(self, x, residual, activation, fusion, self.cells(x))
             if plan is not None:
+                if len(replays) >= PLANS:  # sizes come and go: a plan costs less than a step
+                    replays = extension_on_cpu().Replays()  # without one
                 replays.add(x, plan)
                 own[name] = replays
                 y = self._replayed(replays, x, residual, activation)
-            if y is None:
-                own["_unwritten"] = own.get("_unwritten", 0) + 1
         if y is not None and self.listeners and self.uses_moments():
             layout = self.cells(x)
             found = Moments(*moments(x.detach(), layout), layout.count)

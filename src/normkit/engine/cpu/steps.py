@@ -1,8 +1,8 @@
 """A whole step of a layer on a CPU: which loops of C++ it is made of, for each family.
 
 A step is a plan as ``engine/replay`` knows it, but written here instead of recorded: its tensors
-have slots, inputs first, and a launch is a loop of ``kernels.cpp`` with slots and numbers. It is
-written once a shape, format, type and mode of a layer.
+have slots, inputs first, and a launch is a loop of C++ (``kernels.h``) with slots and numbers. It
+is written once a shape, format, type and mode of a layer.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ NOTHING = -1
 THE_GRADIENT = -2  # in place of a slot: the incoming one itself
 GATES = -3  # the second result, and in a backward its gradient
 LOOKS_AT = {"nothing": 0, "normalized": 1, "input": 2}
+Slot = Callable[[Tensor | None], int]
 
 
 class Program:
@@ -75,22 +76,31 @@ def written(
     tensors alone, which C++ finds by name."""
     if activation not in ACTIVATIONS or (residual is not None and residual.dtype != x.dtype):
         return None
-    used = {id(p) for p in fusion.parameters if p is not None}
-    own = {name: p for name, p in layer._parameters.items() if p is not None and id(p) in used}
-    kept = {name: b for name, b in layer._buffers.items() if b is not None}
+    serves = _serves(layer, fusion)
+    if serves == 0 and not torch.is_grad_enabled():
+        return None
+    used = {id(t) for t in _tensors(fusion)}
+    own = {name: p for name, p in layer._parameters.items() if id(p) in used}
+    kept = {name: b for name, b in layer._buffers.items() if id(b) in used}
     tensors = [*own.values(), *kept.values()]
     places = {id(t): FIRST + i for i, t in enumerate(tensors)}
-    if len(places) < len(tensors) or not all(id(t) in places for t in _tensors(fusion)):
+    if len(places) < len(tensors) or not used <= places.keys():
         return None  # a tensor under two names, or one of somebody else
     if not _fits(fusion, layout.columns):
         return None
     if not all(p.dtype in DTYPES for p in own.values()):
         return None
+    types = set()
 
     def slot(tensor: Tensor | None) -> int:
-        return NOTHING if tensor is None else places[id(tensor)]
+        if tensor is None:
+            return NOTHING
+        types.add(tensor.dtype)
+        return places[id(tensor)]
 
     family = FAMILIES[type(fusion)](fusion, layout, slot)
+    if not types <= {*DTYPES, torch.int64}:
+        return None  # as of statistics that were loaded in half precision
     rows, row, period = layout.rows, layout.columns, family.period
     step = 0 if period == row else row  # from the map of a sample to the next one's
     numbers = [*extent(layout), step, step, step, ACTIVATIONS[activation]]
@@ -155,7 +165,8 @@ def written(
         "report": _reporter(layer),
         "gates": gates,
         "rows": rows,
-        "serves": _serves(layer, fusion),
+        "serves": serves,
+        "writes": _written_to(fusion, slot),
     }
 
 
@@ -181,7 +192,7 @@ def _fits(fusion: Any, channels: int) -> bool:
         and (memory is None or has(1, memory.batches, memory.nonfinite))
         and (ramps is None or (has(shared, ramps.mean, ramps.std) and has(1, ramps.seen)))
         and (has(groups, *own) or has(channels, *own))
-        and (mixed[0] is None or has(mixed[0].numel(), *mixed))
+        and (mixed[0] is None or has(2, *mixed) or has(3, *mixed))
     )
 
 
@@ -190,6 +201,13 @@ def _serves(layer: Any, fusion: Fusion) -> int:
     if isinstance(fusion, Fixed):  # there are other passes where nothing is learned
         return 0 if torch.is_grad_enabled() else 2
     return 0 if layer.training and layer.map_reads_state() else 1
+
+
+def _written_to(fusion: Any, slot: Slot) -> list[int]:
+    """Slots of what a step changes, for autograd to know that it is another value now."""
+    memory, condensation = fusion.memory, getattr(fusion, "condensation", None)
+    changed = [] if memory is None else list(memory[:4])
+    return [slot(t) for t in (*changed, *([] if condensation is None else [fusion.score]))]
 
 
 def _tensors(part: Any) -> list[Tensor]:
@@ -275,8 +293,6 @@ def _looked_into(
 
 
 # ---------------------------------------------------------------- families
-
-Slot = Callable[[Tensor | None], int]
 
 
 def _memory(memory: Memory | None, slot: Slot) -> tuple[list[int], list[float]]:

@@ -8,7 +8,7 @@
 // A tensor of a step has a slot: inputs first (x, residual, parameters, buffers; in a backward also
 // the tables of the forward and the gradient), then what is allocated. Kernels are started through
 // the CUDA driver, looked up when it is there; without it a launch calls back into Python, which is
-// how the interpreter runs the same steps in tests. On a CPU a launch is a loop of cpu/kernels.cpp.
+// how the interpreter runs the same steps in tests. On a CPU a launch is a loop of engine/cpu.
 
 #include <dlfcn.h>
 #include <ATen/ATen.h>
@@ -107,6 +107,7 @@ struct Plan : torch::CustomClassHolder {
   py::object report;                  // of a batch that was left out of the running statistics
   bool loops = false;                 // of a CPU, and not kernels
   int serves = 0;                     // forwards with gradients; 1: also without; 2: those alone
+  std::vector<int> writes;            // slots of buffers that loops change
 
   ~Plan() override {
     py::gil_scoped_acquire lock;      // launches and ``again`` hold objects of Python
@@ -259,6 +260,7 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     std::vector<Tensor> slots{x, residual ? *residual : Tensor()};
     slots.insert(slots.end(), parameters.begin(), parameters.end());
     slots.insert(slots.end(), buffers.begin(), buffers.end());
+    for (int slot : plan->writes) slots[slot].unsafeGetTensorImpl()->bump_version();
     results->left_out = run(plan->forward, slots, plan->key, stream);
     const bool again = plan->key.activation != "none";  // the map is made again in the backward
     results->tables = slots[plan->tables];
@@ -376,6 +378,7 @@ struct Replays {
                        residual->scalar_type() != *key.residual ||
                        residual->requires_grad() != key.needs_residual ||
                        residual->device() != key.device || !aligned(*residual) ||
+                       residual->is_neg() ||
                        residual->unsafeGetTensorImpl()->is_python_dispatch()))
         continue;
       if (!aligned(x) || x.is_neg() || (remade && !Remake::possible(*plan))) return py::none();
@@ -481,6 +484,7 @@ c10::intrusive_ptr<Plan> plan(const Tensor& x, const py::dict& given) {
   if (made->loops) {
     made->report = given["report"];
     made->serves = given["serves"].cast<int>();
+    made->writes = given["writes"].cast<std::vector<int>>();
     made->gates = given["gates"].cast<int>();
     made->rows = given["rows"].cast<int64_t>();
   }
