@@ -247,6 +247,19 @@ def test_threads_that_come_at_once_get_the_same(monkeypatch):
     assert found == [module, module]
 
 
+def test_an_exception_in_a_thread_is_one_of_python():
+    """OpenMP lets none through: the process ended. So many channels that no memory holds them."""
+    build.build_extension()
+    before, x = torch.get_num_threads(), torch.zeros(2)
+    numbers = [2.0, 2.0**60, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match="vector"):
+            build._extension.module.call("map", [x, None, x, x, x, x], numbers)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_many_threads_share_a_layer():
     layer, x, found = nk.make("bcn", 16, groups=4), x_of(8, 16, 24, 24), []
     wanted = layer(x)

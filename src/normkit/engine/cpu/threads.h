@@ -1,9 +1,9 @@
 // Work shared among threads, and memory of each.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
-#include <mutex>
 #include <vector>
 
 // torch's own OpenMP, whatever its file is called; without it everything is done by one thread
@@ -18,8 +18,8 @@ constexpr int64_t GRAIN = 32768;  // values that are worth a thread, as in torch
 template <class F> struct Work {
   const F* body;
   int64_t count;
-  std::exception_ptr thrown;  // one of them: an exception that left a thread would end the process
-  std::mutex lock;
+  std::atomic_flag failed = ATOMIC_FLAG_INIT;
+  std::exception_ptr thrown = nullptr;  // the first: one that left a thread would end the process
 };
 
 template <class F> void part_of(void* given) {
@@ -29,8 +29,7 @@ template <class F> void part_of(void* given) {
   try {
     if (begin < end) (*work.body)(begin, end);
   } catch (...) {
-    std::lock_guard<std::mutex> alone(work.lock);
-    work.thrown = std::current_exception();
+    if (!work.failed.test_and_set()) work.thrown = std::current_exception();
   }
 }
 
@@ -41,7 +40,7 @@ template <class F> void share(int threads, int64_t count, int64_t values, const 
     body(0, count);
     return;
   }
-  Work<F> work{&body, count, {}, {}};
+  Work<F> work{&body, count};
   GOMP_parallel(part_of<F>, &work, unsigned(most), 0);
   if (work.thrown) std::rethrow_exception(work.thrown);
 }
