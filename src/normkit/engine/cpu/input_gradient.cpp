@@ -43,21 +43,22 @@ void input_gradient(const T* g, const T* x, const T* r, T* out, const Shape& s, 
   }
   const bool same = map.same() && !step;
   share(threads, s.rows * s.L, 2 * s.C, [&](int64_t begin, int64_t end) {
-    A* __restrict a = lanes_of_thread.take<A>(5 * s.C);
-    A* __restrict b = a + s.C;
-    A* __restrict c = b + s.C;
-    A* __restrict k0 = c + s.C;
-    A* __restrict k1 = k0 + s.C;
+    const int64_t C = s.C, L = s.L;
+    A* __restrict a = lanes_of_thread.take<A>(5 * C);
+    A* __restrict b = a + C;
+    A* __restrict c = b + C;
+    A* __restrict k0 = c + C;
+    A* __restrict k1 = k0 + C;
     for (int64_t i = begin; i < end;) {
-      const int64_t row = i / s.L, stop = same ? end : std::min(end, (row + 1) * s.L);
-      map.lay(row, s.C, a, b, c);
-      for (int64_t j = 0; j < s.C; ++j) rest(row, j, k0[j], k1[j]);
+      const int64_t row = i / L, stop = same ? end : std::min(end, (row + 1) * L);
+      map.lay(row, C, a, b, c);
+      for (int64_t j = 0; j < C; ++j) rest(row, j, k0[j], k1[j]);
       for (; i < stop; ++i) {
-        const T* __restrict grad = g + i * s.C;
-        const T* __restrict from = x + i * s.C;
-        const T* __restrict added = r + i * s.C;
-        T* __restrict to = out + i * s.C;
-        for (int64_t j = 0; j < s.C; ++j) {
+        const T* __restrict grad = g + i * C;
+        const T* __restrict from = x + i * C;
+        const T* __restrict added = r + i * C;
+        T* __restrict to = out + i * C;
+        for (int64_t j = 0; j < C; ++j) {
           const A here = before<F>(up(grad[j]), up(from[j]), a[j], b[j], c[j],
                                    F == BOTH ? up(added[j]) : A(0));
           put(to + j, a[j] * here + (slopes ? k0[j] + k1[j] * (up(from[j]) - c[j]) : k0[j]));

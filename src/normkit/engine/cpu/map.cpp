@@ -28,17 +28,18 @@ void map(const T* x, const T* r, T* y, const Shape& s, const Map& map, int threa
     return;
   }
   share(threads, s.rows * s.L, s.C, [&](int64_t begin, int64_t end) {
-    A* __restrict a = lanes_of_thread.take<A>(3 * s.C);
-    A* __restrict b = a + s.C;
-    A* __restrict c = b + s.C;
+    const int64_t C = s.C, L = s.L;
+    A* __restrict a = lanes_of_thread.take<A>(3 * C);
+    A* __restrict b = a + C;
+    A* __restrict c = b + C;
     for (int64_t i = begin; i < end;) {
-      const int64_t row = i / s.L, stop = map.same() ? end : std::min(end, (row + 1) * s.L);
-      map.lay(row, s.C, a, b, c);
+      const int64_t row = i / L, stop = map.same() ? end : std::min(end, (row + 1) * L);
+      map.lay(row, C, a, b, c);
       for (; i < stop; ++i) {
-        const T* __restrict from = x + i * s.C;
-        const T* __restrict rest = r + i * s.C;
-        T* __restrict to = y + i * s.C;
-        for (int64_t j = 0; j < s.C; ++j)
+        const T* __restrict from = x + i * C;
+        const T* __restrict rest = r + i * C;
+        T* __restrict to = y + i * C;
+        for (int64_t j = 0; j < C; ++j)
           put(to + j, finished<F>(a[j] * (up(from[j]) - c[j]) + b[j], adds ? up(rest[j]) : A(0)));
       }
     }
