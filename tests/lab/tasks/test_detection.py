@@ -457,3 +457,9 @@ def test_frozen_norms_that_a_variant_replaces_are_told(blood: Path) -> None:
 def test_a_classifier_is_not_given_boxes(blood: Path) -> None:
     with pytest.raises(OptionError, match=r"'bccd', which has .*task"):
         make_task(setting(blood, task=TaskSpec("classification")))
+
+
+def test_masks_of_a_set_without_any_are_told_before_training(blood: Path) -> None:
+    given = setting(blood, task=TaskSpec("detection", {"masks": True}))
+    with pytest.raises(OptionError, match="bccd has boxes and no masks"):
+        make_task(given).locate(given)

@@ -184,10 +184,18 @@ def check_has_boxes(spec: Data) -> None:
             )
 
 
+def check_has_masks(spec: Data, listing: BoxListing) -> None:
+    """Refuse a set whose objects have boxes alone."""
+    objects = (each for part in (listing.train, listing.test) for each in part.objects)
+    if not any(each.mask or each.outlines for each in objects):
+        raise OptionError(f"{spec.name} has boxes and no masks. Try task.options.masks = false.")
+
+
 def load_boxes(spec: Data, masks: bool, device: torch.device | str) -> Sets:
     """The sets that ``spec`` asks for. A validation set is drawn from the training images."""
     listing = box_listing(spec)
     if masks:
+        check_has_masks(spec, listing)
         check_outlines(listing.train)
         check_outlines(listing.test)
 
@@ -199,8 +207,6 @@ def load_boxes(spec: Data, masks: bool, device: torch.device | str) -> Sets:
     train = loader(listing.train.take(mixed[aside : aside + left]))
     validation = loader(listing.train.take(mixed[:aside])) if aside else None
     test = loader(listing.test)
-    if masks and "numbers" not in test.data[0][1] and "masks" not in test.data[0][1]:
-        raise OptionError(f"{spec.name} has boxes and no masks. Try task.options.masks = false.")
     _, height, width = train.data[0][0].shape
     return Sets(
         name=spec.name,

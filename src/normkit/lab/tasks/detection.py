@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from normkit.core.optional_dependencies import require
 from normkit.errors import OptionError
 from normkit.lab.data import Sets
-from normkit.lab.data.boxes import box_listing, check_has_boxes, check_objects, load_boxes
+from normkit.lab.data.boxes import (
+    box_listing,
+    check_has_boxes,
+    check_has_masks,
+    check_objects,
+    load_boxes,
+)
 from normkit.lab.experiment.records import Setting
 from normkit.lab.models.build import build
 from normkit.lab.results import Epoch, TaskMetric
@@ -68,7 +74,10 @@ class Detection(Task):
         if is_own(setting.data.name):
             super().locate(setting)
         else:
-            check_objects(box_listing(setting.data), self.masks)
+            listing = box_listing(setting.data)
+            if self.masks:
+                check_has_masks(setting.data, listing)
+            check_objects(listing, self.masks)
 
     def evaluation_batches(self, part: str) -> Iterator[Any]:
         """Images of one size at a time: among larger ones a detector fills up an image, and norms
