@@ -130,7 +130,8 @@ def test_as_near_to_the_truth_as_torch(dtype):
 
 
 def test_every_bfloat16_is_rounded_as_by_torch():
-    """All of them, and the values between: to nearest, ties to even; NaN stays NaN."""
+    """All of them: to nearest, ties to even; NaN stays NaN. The products fit into a float, so that
+    there is one rounding to it at most, and the one to bfloat16 must give the same bits."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     x = bits.view(torch.bfloat16).reshape(1, 1, -1)
     layer = nk.make("frozen_bn", 1, eps=0.0)
@@ -139,9 +140,7 @@ def test_every_bfloat16_is_rounded_as_by_torch():
             layer.weight.fill_(scale)
             layer.bias.fill_(shift)
             wanted = (x.float() * scale + shift).to(torch.bfloat16)
-            torch.testing.assert_close(layer(x), wanted, rtol=2.0**-8, atol=0, equal_nan=True)
-            exact = scale == 1.0  # nothing to round twice
-            assert not exact or torch.equal(layer(x).isnan(), wanted.isnan())
+            torch.testing.assert_close(layer(x), wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*left it out")
