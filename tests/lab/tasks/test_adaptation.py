@@ -175,7 +175,7 @@ def test_coral_is_zero_for_the_same_covariances() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "skech"}, r"pacs has no domain 'skech' \(target\)\. .*sketch"),
+        ({"target": "skech"}, r"pacs has no domain 'skech' \(target\)\. Known: .*, .*sketch\."),
         ({"target": "art_painting"}, "source and target are both 'art_painting'"),
         ({"method": "cam"}, r"method is 'cam'\. .*can"),
         ({"weight": -1}, "weight is -1"),

@@ -222,8 +222,10 @@ def test_objects_that_cannot_be_are_named_before_training(
     blood: Path, objects: str, message: str
 ) -> None:
     write(blood / "BCCD", 2, objects)
-    with pytest.raises(NormkitError, match=message):
+    with pytest.raises(NormkitError, match=message) as told:
         make_task(setting(blood)).locate(setting(blood))
+    # the way to get the set stood behind each of them, though it is there
+    assert "Shenggan" not in str(told.value)
 
 
 def test_a_box_without_area_is_left_out_and_told(blood: Path) -> None:
@@ -274,6 +276,13 @@ def test_a_damaged_image_is_named_before_training(blood: Path) -> None:
 def test_what_does_not_fit_together_is_refused(blood: Path) -> None:
     with pytest.raises(OptionError, match=r"'digits', which has a label.*Try bccd, nuclei"):
         make_task(setting(blood, data=Data("digits")))
+    # an unknown name was said to have "a label for each image"
+    with pytest.raises(NormkitError, match=r"there is no data set 'bcd'\. Did you mean 'bccd'"):
+        make_task(setting(blood, data=Data("bcd")))
+    sources.PUBLISHED["bccd"] = sources.BCCD  # with its number of images; the fixture puts it back
+    with pytest.raises(NormkitError, match=r"has 4 and 2 images.*own.*data\.name = \"voc-folder\""):
+        load_sets(setting(blood))
+    sources.PUBLISHED["bccd"] = dataclasses.replace(sources.BCCD, samples=(4, 2))
     with pytest.raises(OptionError, match=r"bccd has boxes and no masks"):
         load_sets(setting(blood, task=TaskSpec("detection", {"masks": True})))
     masks = make_task(setting(blood, task=TaskSpec("detection", {"masks": True})))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from normkit.errors import NormkitError
 from normkit.lab.data.own import _fingerprint, fingerprint
-from normkit.lab.experiment import Data, Run, Setting
-from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train
+from normkit.lab.experiment import Data, Experiment, Run, Setting
+from normkit.lab.experiment.checks import check_data
+from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train, Variant
 from normkit.lab.tasks import load_sets, make_task
 from normkit.lab.train import Training
 
@@ -230,6 +232,60 @@ def test_what_does_not_fit_is_named(
         replace_text(tmp_path / file, old, new)
     with pytest.raises(NormkitError, match=message):
         make_task(asked).locate(asked)
+
+
+BEGIN = "[[0, 8, 20, 8, 20, 32, 0, 32]]"  # of the first object
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (BEGIN, '{"size": [24, 32], "counts": [0, 768]}',
+         r"train/0\.png: object 1 has a mask of 32×24 pixels, and the image 64×48"),
+        (BEGIN, '{"size": [48, 64], "counts": [5, 10]}',
+         r"train/0\.png: object 1 has runs of 15 pixels, expected 64×48"),
+        (BEGIN, '{"size": [48, 64], "counts": "~~~"}',
+         r"train/0\.png: the mask of object 1 cannot be decoded"),
+        (BEGIN, "[[0, 8, 20, 8]]", r"train/0\.png: object 1 has a polygon of 4 numbers"),
+        (BEGIN, "[[0, 8, 20, 8, 20, null]]", r"train/0\.png: object 1 has a polygon \[0, 8, 20"),
+        (BEGIN, "null", r"train/0\.png: object 1 has no segmentation, which masks are made of"),
+        ('"image_id": 0', '"image_id": 44',
+         r"train\.json: entry 0 of annotations is of image 44, which is not listed"),
+    ],
+)  # fmt: skip
+def test_masks_that_cannot_be_are_named_by_a_check(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    """They were decoded before they were looked at: a RuntimeError of torch.stack, a ValueError or
+    an AttributeError without a file, or not a word."""
+    asked = made("coco-folder", tmp_path)
+    replace_text(tmp_path / "annotations" / "instances_train.json", old, new)
+    with pytest.raises(NormkitError, match=message) as told:
+        make_task(asked).locate(asked)
+    assert "Expected in data.path" not in str(told.value)  # the set is there
+
+
+def test_a_test_image_without_objects_is_judged_by_masks_too(tmp_path: Path) -> None:
+    """Where it came first, the set was said to have no masks; later on torchmetrics stumbled."""
+    asked = made("coco-folder", tmp_path)
+    replace_text(tmp_path / "annotations/instances_test.json", '"image_id": 0', '"image_id": 1')
+    make_task(asked).locate(asked)
+    sets = load_sets(asked)
+    _, targets = next(sets.test.batches(2))
+    assert [tuple(each["masks"].shape) for each in targets] == [(0, 48, 64), (2, 48, 64)]
+    training = Training(Run(asked, 1), sets)
+    while training.step():
+        pass
+    assert 0 <= training.result().epochs[-1].test("mask_ap") <= 1
+
+
+def test_a_category_that_is_only_tested_is_a_caution(tmp_path: Path) -> None:
+    asked = made("coco-folder", tmp_path)
+    file = tmp_path / "annotations" / "instances_train.json"
+    file.write_text(file.read_text().replace('"category_id": 9', '"category_id": 3'))
+    variants = (Variant("one", asked),)
+    (caution,) = check_data(Experiment("mine", "", variants, (1,), "one"))
+    assert re.search(r"test\.json, image 1 has an object of category 9 \('pen'\), of wh", caution)
 
 
 def test_a_class_of_the_test_that_no_training_map_has_is_named(tmp_path: Path) -> None:

@@ -220,6 +220,10 @@ def test_voc_is_read_by_its_lists(tmp_path: Path) -> None:
     listing = voc([tmp_path / "JPEGImages"])
     assert (len(listing.train), len(listing.test), listing.classes) == (2, 1, 21)
     check_maps(listing)
+    # "none of the 0 training maps has a class, all is void"
+    (tmp_path / "ImageSets/Segmentation/trainaug.txt").write_text("\n")
+    with pytest.raises(NormkitError, match=r"Segmentation/trainaug\.txt is empty"):
+        voc([tmp_path / "JPEGImages"])
 
 
 def test_the_real_camvid(request: pytest.FixtureRequest) -> None:

@@ -153,6 +153,9 @@ def test_clips_that_are_too_short_are_named_before_training(folders: Path) -> No
     (folders / "val_videofolder.txt").write_text("3 six 1\n")
     with pytest.raises(NormkitError, match=r"val_videofolder\.txt, line 1: expected FOLDER"):
         make_task(asked).locate(asked)
+    (folders / "val_videofolder.txt").write_text("3 6 1\n3 6 174\n")  # a check let it pass
+    with pytest.raises(NormkitError, match=r"txt, line 2: the label is 174, expected 0 to 173\.$"):
+        make_task(asked).locate(asked)
     (folders / "val_videofolder.txt").write_text("9 6 1\n")
     with pytest.raises(NormkitError, match=r"v1/9 is not there, and .*line 1 lists it"):
         make_task(asked).locate(asked)

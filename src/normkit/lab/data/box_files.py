@@ -25,6 +25,7 @@ from normkit.lab.data.records import (
     LeftOut,
     MissingData,
     Objects,
+    WrongEntry,
 )
 from normkit.lab.data.trees import FileTree, tree_of
 
@@ -71,7 +72,7 @@ def _voc_annotation(tree: FileTree, name: str) -> VocAnnotation:
         try:
             root = ElementTree.fromstring(file.read())
         except ElementTree.ParseError as error:
-            raise CorruptData(f"{where} is no XML: {error}.") from error
+            raise WrongEntry(f"{where} is no XML: {error}.") from error
     try:
         width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
         rows = [
@@ -79,7 +80,7 @@ def _voc_annotation(tree: FileTree, name: str) -> VocAnnotation:
             for each in root.iter("object")
         ]
     except ValueError as error:
-        raise CorruptData(f"{where} lacks a number: {error}.") from error
+        raise WrongEntry(f"{where} lacks a number: {error}.") from error
     names = [each.findtext("name", "") for each in root.iter("object")]
     return VocAnnotation(where, (height, width), rows, names)
 
@@ -88,7 +89,7 @@ def _voc_objects(annotation: VocAnnotation, classes: Sequence[str]) -> Objects:
     unknown = sorted(set(annotation.names) - set(classes))
     if unknown:
         known = ", ".join(classes) or "none: no image to train on has an object"
-        raise CorruptData(
+        raise WrongEntry(
             f"{annotation.where} has an object of class {unknown[0]!r}, expected {known}."
         )
     labels = [classes.index(each) + 1 for each in annotation.names]
@@ -122,6 +123,8 @@ def coco(files: Sequence[Path]) -> BoxListing:
     paths = [file.relative_to(root).as_posix() for file in files]
     numbers: dict[int, int] = {}
     names: dict[int, str] = {}
+    trained: set[int] = set()  # categories
+    told: set[int] = set()
 
     def part(path: str, folder: str, training: bool) -> BoxFiles:
         content = _coco_file(tree, path)
@@ -131,13 +134,19 @@ def coco(files: Sequence[Path]) -> BoxListing:
                 numbers.setdefault(number, len(numbers) + 1)
             if names.setdefault(number, name) != name or number not in numbers:
                 lists = f"lists {names[number]!r}" if number in numbers else "does not list it"
-                raise CorruptData(
+                raise WrongEntry(
                     f"{tree.where(path)} lists category {number} ({name!r}), and "
                     f"{tree.where(paths[0])} {lists}: expected the same categories to train and "
                     "to test on."
                 )
         by_image: dict[int, list[dict[str, Any]]] = {}
-        for each in content["annotations"]:
+        listed = {image["id"] for image in content["images"]}
+        for entry, each in enumerate(content["annotations"]):
+            if each["image_id"] not in listed:
+                raise WrongEntry(
+                    f"{tree.where(path)}: entry {entry} of annotations is of image "
+                    f"{each['image_id']}, which is not listed."
+                )
             if not (training and each.get("iscrowd")):
                 by_image.setdefault(each["image_id"], []).append(each)
         images, objects = [], []
@@ -148,9 +157,19 @@ def coco(files: Sequence[Path]) -> BoxListing:
             where = f"{tree.where(path)}, image {image['id']}"
             unknown = [each["category_id"] for each in own if each["category_id"] not in numbers]
             if unknown:
-                raise CorruptData(f"{where} has category {unknown[0]}, which is not listed.")
+                raise WrongEntry(f"{where} has category {unknown[0]}, which is not listed.")
             boxes = [(x, y, x + w, y + h) for x, y, w, h in (each["bbox"] for each in own)]
             labels = [numbers[each["category_id"]] for each in own]
+            if training:
+                trained.update(each["category_id"] for each in own)
+            for number in sorted({each["category_id"] for each in own} - trained - told):
+                told.add(number)
+                warnings.warn(
+                    f"{where} has an object of category {number} ({names[number]!r}), of which "
+                    f"{tree.where(paths[0])} has none: it cannot be learned.",
+                    LeftOut,
+                    stacklevel=2,
+                )
             outlines = [each.get("segmentation") for each in own]
             crowd = [bool(each.get("iscrowd")) for each in own]
             size = image["height"], image["width"]
@@ -176,20 +195,20 @@ def _coco_file(tree: FileTree, path: str) -> dict[str, Any]:
         try:
             content = json.load(file)
         except ValueError as error:
-            raise CorruptData(f"{where} is no JSON: {error}.") from error
+            raise WrongEntry(f"{where} is no JSON: {error}.") from error
     for part, keys in COCO_KEYS.items():
         entries = content.get(part) if isinstance(content, dict) else None
         if not isinstance(entries, list):
-            raise CorruptData(f"{where} has no list of {part}: expected COCO's instances.")
+            raise WrongEntry(f"{where} has no list of {part}: expected COCO's instances.")
         for number, entry in enumerate(entries):
             for key, kind in keys.items():
                 if not isinstance(entry, dict) or not isinstance(entry.get(key), kind):
-                    raise CorruptData(
+                    raise WrongEntry(
                         f"{where}: entry {number} of {part} lacks {key!r}: {str(entry)[:80]}."
                     )
             box = entry.get("bbox", ()) if part == "annotations" else (0, 0, 0, 0)
             if len(box) != 4 or not all(isinstance(each, int | float) for each in box):
-                raise CorruptData(
+                raise WrongEntry(
                     f"{where}, image {entry['image_id']}: entry {number} of annotations has the "
                     f"box {box}, expected left, top, width and height."
                 )
@@ -197,24 +216,35 @@ def _coco_file(tree: FileTree, path: str) -> dict[str, Any]:
 
 
 def check_outlines(files: BoxFiles) -> None:
-    """Refuse COCO's objects without a mask, or with one of another size than the image."""
+    """Refuse COCO's objects without a mask, or with one that is not of the image's size."""
     for image, objects in zip(files.images, files.objects, strict=True):
         for number, outline in enumerate(objects.outlines or ()):
             wrong = _outline_fault(outline, objects.size)
             if wrong:
-                raise CorruptData(f"{files.tree.where(image)}: object {number + 1} {wrong}.")
+                raise WrongEntry(f"{files.tree.where(image)}: object {number + 1} {wrong}.")
 
 
 def _outline_fault(outline: Any, size: tuple[int, int] | None) -> str:
     if isinstance(outline, dict) and "counts" in outline:
-        own = tuple(outline.get("size", ()))
-        if own == size or size is None:
-            return ""
-        shown = "×".join(map(str, reversed(own)))
-        return f"has a mask of {shown} pixels, and the image {size[1]}×{size[0]}"
+        own, counts = outline.get("size"), outline["counts"]
+        if not isinstance(own, list) or len(own) != 2:
+            return f"has a mask of size {own}, expected [HEIGHT, WIDTH]"
+        if size is not None and tuple(own) != size:
+            return f"has a mask of {own[1]}×{own[0]} pixels, and the image {size[1]}×{size[0]}"
+        if not isinstance(counts, list):
+            return "" if isinstance(counts, str) else f"has runs {counts!r}, expected a list"
+        if not all(isinstance(run, int) and run >= 0 for run in counts):
+            return f"has runs {str(counts)[:40]}, expected whole numbers from 0 on"
+        if sum(counts) != own[0] * own[1]:
+            return f"has runs of {sum(counts)} pixels, expected {own[1]}×{own[0]}"
+        return ""
     if isinstance(outline, list) and outline and all(isinstance(p, list) for p in outline):
-        short = min(len(polygon) for polygon in outline)
-        return "" if short >= 6 else f"has a polygon of {short} numbers, expected 6 or more"
+        for polygon in outline:
+            if len(polygon) < 6 or len(polygon) % 2:
+                return f"has a polygon of {len(polygon)} numbers, expected pairs, three or more"
+            if not all(isinstance(x, int | float) and math.isfinite(x) for x in polygon):
+                return f"has a polygon {str(polygon)[:40]}, expected finite numbers"
+        return ""
     return "has no segmentation, which masks are made of: try task.options.masks = false"
 
 
@@ -232,9 +262,9 @@ def objects_of(
     height, width = size
     for number, (left, top, right, bottom) in enumerate(boxes):
         if not all(map(math.isfinite, (left, top, right, bottom))):
-            raise CorruptData(f"{where}: box {number + 1} is not finite.")
+            raise WrongEntry(f"{where}: box {number + 1} is not finite.")
         if min(left, top) < -WHOLE or right > width + WHOLE or bottom > height + WHOLE:
-            raise CorruptData(
+            raise WrongEntry(
                 f"{where}: box {number + 1}, {left:g} to {right:g} × {top:g} to {bottom:g}, leaves "
                 f"the image of {width}×{height} pixels."
             )
@@ -274,8 +304,17 @@ def read_masks(files: BoxFiles, index: int, size: tuple[int, int]) -> Tensor | N
     if objects.mask:
         return _numbered(tree, objects.mask, size, files.images[index])
     if objects.outlines is None:
-        return None
-    return torch.stack([_filled(each, size) for each in objects.outlines] or [torch.zeros(0)])
+        return None if len(objects.labels) else torch.zeros(0, *size, dtype=torch.bool)
+    masks = [torch.zeros(0, *size, dtype=torch.bool)]
+    for number, outline in enumerate(objects.outlines, 1):
+        try:
+            masks.append(_filled(outline, size)[None])
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise WrongEntry(
+                f"{tree.where(files.images[index])}: the mask of object {number} cannot be "
+                f"decoded: {str(error).rstrip('.')}."
+            ) from error
+    return torch.cat(masks)
 
 
 def _numbered(tree: FileTree, name: str, size: tuple[int, int], image: str) -> Tensor:
@@ -288,11 +327,11 @@ def _numbered(tree: FileTree, name: str, size: tuple[int, int], image: str) -> T
     except (OSError, SyntaxError, ValueError) as error:
         if isinstance(error, CorruptData | MissingData):
             raise
-        raise CorruptData(f"{where} cannot be read as an image: {error}.") from error
+        raise WrongEntry(f"{where} cannot be read as an image: {error}.") from error
     if mode not in ("P", "L", "I", "I;16"):
-        raise CorruptData(f"{where} is an image of mode {mode}, expected a number for each pixel.")
+        raise WrongEntry(f"{where} is an image of mode {mode}, expected a number for each pixel.")
     if (height, width) != size:
-        raise CorruptData(
+        raise WrongEntry(
             f"{where} has {width}×{height} pixels, and its image {tree.where(image)} has "
             f"{size[1]}×{size[0]}: expected the same."
         )
@@ -309,4 +348,7 @@ def _filled(outline: Any, size: tuple[int, int]) -> Tensor:
         coded = coding.frPyObjects(outline, height, width)
     else:
         coded = outline
-    return torch.as_tensor(coding.decode(coded)).bool()
+    mask = torch.as_tensor(coding.decode(coded)).bool()
+    if mask.shape != size:
+        raise ValueError(f"it has {mask.shape[-1]}×{mask.shape[0]} pixels")
+    return mask

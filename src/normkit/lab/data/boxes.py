@@ -112,7 +112,7 @@ class _ImagesWithObjects(Dataset[tuple[Tensor, Target]]):
             target["numbers"], target["ids"] = masks, ids
             labels = torch.ones(len(ids), dtype=torch.long)
             crowd = torch.zeros(len(ids), dtype=torch.bool)
-        elif masks is not None and len(labels):
+        elif masks is not None:
             target["masks"] = masks
         return image, {"boxes": boxes, "labels": labels, "iscrowd": crowd, **target}
 
@@ -185,10 +185,12 @@ def check_has_boxes(spec: Data) -> None:
 
 
 def check_has_masks(spec: Data, listing: BoxListing) -> None:
-    """Refuse a set whose objects have boxes alone."""
+    """Refuse a set whose objects have boxes alone, or masks that cannot be."""
     objects = (each for part in (listing.train, listing.test) for each in part.objects)
     if not any(each.mask or each.outlines for each in objects):
         raise OptionError(f"{spec.name} has boxes and no masks. Try task.options.masks = false.")
+    check_outlines(listing.train)
+    check_outlines(listing.test)
 
 
 def load_boxes(spec: Data, masks: bool, device: torch.device | str) -> Sets:
@@ -196,8 +198,6 @@ def load_boxes(spec: Data, masks: bool, device: torch.device | str) -> Sets:
     listing = box_listing(spec)
     if masks:
         check_has_masks(spec, listing)
-        check_outlines(listing.train)
-        check_outlines(listing.test)
 
     def loader(files: BoxFiles) -> BoxLoader:
         return BoxLoader(files, spec.size, spec.flip, masks, device)

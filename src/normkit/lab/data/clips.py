@@ -23,7 +23,7 @@ from normkit.lab.data.loaders import (
     decoded,
     decoding_processes,
 )
-from normkit.lab.data.records import Content, CorruptData, Files, Listing, MissingData, Raw, Split
+from normkit.lab.data.records import Content, Files, Listing, MissingData, Raw, Split, WrongEntry
 from normkit.lab.data.sampling import generator
 from normkit.lab.data.transforms import Augmentation
 
@@ -112,7 +112,7 @@ def frames_folder(files: Sequence[Path]) -> Listing:
     train = _listed(files[0], files[2])
     counts = torch.bincount(train.labels)
     if lacking := (counts == 0).nonzero().flatten().tolist():
-        raise CorruptData(
+        raise WrongEntry(
             f"{files[0]} has no clip of class {lacking[0]}, and labels up to {len(counts) - 1}: "
             "expected numbers from 0 on without gaps."
         )
@@ -124,9 +124,9 @@ def _listed(file: Path, folder: Path, classes: int | None = None) -> ClipFiles:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         words = line.split()
         if len(words) != 3 or not (words[1].isdecimal() and words[2].isdecimal()):
-            raise CorruptData(f"{file}, line {number}: expected FOLDER FRAMES LABEL, got {line!r}.")
+            raise WrongEntry(f"{file}, line {number}: expected FOLDER FRAMES LABEL, got {line!r}.")
         if classes is not None and int(words[2]) >= classes:
-            raise CorruptData(
+            raise WrongEntry(
                 f"{file}, line {number}: the label is {words[2]}, expected 0 to {classes - 1}."
             )
         place = folder / words[0]

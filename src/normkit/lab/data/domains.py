@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from normkit.errors import OptionError, nearest
+from normkit.errors import OptionError
 from normkit.lab.data.files import DataFiles, find
 from normkit.lab.data.loaders import FileLoader, Loader, Sets, TensorLoader
 from normkit.lab.data.loading import SIDE, check_kind, classes_and_shape, resized
@@ -34,8 +34,8 @@ def check_domains(spec: Data, source: str, target: str) -> DomainListing | Digit
     assert isinstance(content, DomainListing | DigitDomains)
     for key, domain in (("source", source), ("target", target)):
         if domain not in content.domains:
-            hint = nearest(domain, content.domains)
-            raise OptionError(f"{spec.name} has no domain {domain!r} ({key}). {hint}")
+            known = ", ".join(content.domains)
+            raise OptionError(f"{spec.name} has no domain {domain!r} ({key}). Known: {known}.")
     return content
 
 

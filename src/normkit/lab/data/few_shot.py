@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from normkit.lab.data.loaders import libraries
-from normkit.lab.data.records import Content, CorruptData, Files, Listing, MissingData, Raw, Split
+from normkit.lab.data.records import (
+    Content,
+    CorruptData,
+    Files,
+    Listing,
+    MissingData,
+    Raw,
+    Split,
+    WrongEntry,
+)
 from normkit.lab.data.trees import FileTree
 
 DRAWINGS = 20  # of each character of Omniglot
@@ -124,7 +133,7 @@ def _listed(file: Path, tree: FileTree) -> Files:
     paths, names = [], []
     for row in rows:
         if not row.get("filename") or not row.get("label"):
-            raise CorruptData(f"{file}, line {rows.line_num}: expected filename,label.")
+            raise WrongEntry(f"{file}, line {rows.line_num}: expected filename,label.")
         if row["filename"] not in tree:
             where = tree.where(row["filename"])
             raise MissingData(f"{where} is not there, and {file}, line {rows.line_num} lists it.")

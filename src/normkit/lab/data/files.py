@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normkit.core.atomic_write import write_text
-from normkit.lab.data.records import Content, CorruptData, MissingData
+from normkit.lab.data.records import Content, CorruptData, MissingData, WrongEntry
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class PublishedSet:
     classes: int | None = None  # None: of somebody's own images
     samples: tuple[int, int] | None = None  # to train on, to test on
     kind: str = "labels"  # what belongs to an image: see loading.KINDS
+    own: str = ""  # the name of somebody's own data in this layout
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class DataFiles:
         try:
             content = self.layout.read(self.files)
         except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
+            if isinstance(error, WrongEntry):
+                raise
             if isinstance(error, CorruptData | MissingData):
                 raise type(error)(f"{error} {self.source.get}") from error
             raise CorruptData(
@@ -106,6 +109,8 @@ class DataFiles:
             raise CorruptData(
                 f"{self.path} has {counts[0]:,} and {counts[1]:,} images to train and to test on, "
                 f"expected {expected[0]:,} and {expected[1]:,}. {self.source.get}"
+                + f' Of your own in this layout: data.name = "{self.source.own}".'
+                * bool(self.source.own)
             )
         return content
 

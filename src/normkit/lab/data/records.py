@@ -28,6 +28,10 @@ class CorruptData(NormkitError, ValueError):
     """A file is not what was published: another checksum, a wrong size, or unreadable."""
 
 
+class WrongEntry(CorruptData):
+    """A box, line or label that cannot be, of a set that is there: no use to get it again."""
+
+
 class LeftOut(UserWarning):
     """Something of a set that is not used, such as a box without area."""
 

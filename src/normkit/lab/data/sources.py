@@ -219,6 +219,7 @@ VOC = PublishedSet(
     21,
     (10_582, 1_449),
     "maps",
+    "voc-segmentation-folder",
 )
 
 OMNIGLOT = PublishedSet(
@@ -296,6 +297,7 @@ BCCD = PublishedSet(
     3,
     (292, 72),
     "boxes",
+    "voc-folder",
 )
 NUCLEI = PublishedSet(
     "nuclei",
@@ -333,6 +335,7 @@ COCO = PublishedSet(
     80,
     (117_266, 5_000),
     "boxes",
+    "coco-folder",
 )
 
 MOVING_DIGITS = PublishedSet(
@@ -363,6 +366,7 @@ SOMETHING = PublishedSet(
     clips.SOMETHING_CLASSES,
     (86_017, 11_522),
     "clips",
+    "frames-folder",
 )
 
 PACS = PublishedSet(
