@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.moments import Moments
-from normkit.diagnosis.findings.bounds import WRONG, average_error, sampling_error
+from normkit.diagnosis.findings.bounds import MOSTLY, WRONG, average_error, sampling_error
 from normkit.diagnosis.measures import output_error
 from normkit.diagnosis.observe.passes import PassRecord
 from normkit.inspection import Site
@@ -157,20 +157,32 @@ class NormEvidence:
         """Output error of statistics where others are right."""
         return average_error(output_error(kept, expected, self.site.eps or 0.0))
 
-    def towards_start(self) -> float:
-        """How far the statistics lie on the way from those of the training data, or else the data,
-        to mean 0 and variance 1, where they started: least squares over all channels."""
+    def without_start(self, share: float) -> Moments | None:
+        """Its statistics without a share of their start values; None if they cannot hold it.
+
+        What batches add to a running average of variances is not below zero, so that no channel
+        has less than the share of the start.
+        """
+        if len(self.running_buffers) < 2:
+            return None
+        (first, mean), (second, spread) = self.running_buffers.items()
+        start = share * getattr(self.norm, "second_start", 1.0)
+        if bool((spread < start * (1 - ROUNDED)).any()):
+            return None
+        freed = {first: mean / (1 - share), second: (spread - start).clamp(min=0) / (1 - share)}
+        mean, var = self.statistics.source.decode_statistics(freed)
+        return Moments(mean[None], var[None], 1)
+
+    def owed_to_start(self, share: float) -> bool:
+        """Whether a share of start values explains most of what its statistics are off by, on the
+        training data or else the data, but for chance: they are so much nearer without it."""
         record = self.own if self.trained is None else self.trained
-        if record is None or self.kept is None or record.expected.total is None:
-            return math.nan
-        right, kept = record.expected.total, self.kept
-        std = (right.var + (self.site.eps or 0.0)).sqrt()
-        start = torch.cat([-right.mean / std, (1 - right.var) / std.square() / 2])
-        moved = torch.cat(
-            [(kept.mean - right.mean) / std, (kept.var - right.var) / std.square() / 2]
-        )
-        whole = start.square().sum()
-        return float((moved * start).sum() / whole) if whole > 0 else math.nan
+        freed = self.without_start(share)
+        if record is None or freed is None or record.expected.total is None or self.kept is None:
+            return False
+        right = record.expected.total
+        now, then = self.distance(self.kept, right), self.distance(freed, right)
+        return then < now and then**2 < (1 - MOSTLY) * now**2 + self.uncertainty(record) ** 2
 
     def uncertainty(self, record: PassRecord | None) -> float:
         """Output error that statistics of as much data may have by chance."""

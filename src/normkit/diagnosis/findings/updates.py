@@ -90,11 +90,14 @@ def momentum_too_large(evidence: Evidence, earlier: EarlierFindings) -> Iterator
 
 def too_few_batches(evidence: Evidence, earlier: EarlierFindings) -> Iterator[Finding]:
     left = {x: _left(x) for x in evidence.running() if x.path not in earlier.spoiled and x.learns}
+    # by its count alone, a norm that was calibrated since would hold start values for ever; where
+    # one cannot hold its share, the others that have counted as many were calibrated with it
+    few = {x: share for x, share in left.items() if share > START_LEFT}
+    calibrated = {x.count for x, share in few.items() if x.without_start(share) is None}
     layers = [
         x
-        for x, share in left.items()
-        # by its count alone, a norm that was calibrated since would hold start values for ever
-        if share > START_LEFT and not x.fits(FITS) and x.towards_start() > share / 2
+        for x, share in few.items()
+        if x.count not in calibrated and not x.fits(FITS) and x.owed_to_start(share)
     ]
     if layers:
         worst = max(layers, key=lambda layer: (left[layer], _or_zero(layer.error)))
