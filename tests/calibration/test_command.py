@@ -14,11 +14,20 @@ from normkit import cli
 from normkit.calibration import Statistics, apply_statistics
 
 MODULE = """
+import torch
 from torch import nn
 
 def net(width=4):
     return nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(),
                          nn.Conv2d(width, width, 3), nn.BatchNorm2d(width))
+
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = net()
+
+    def forward(self, images: list[torch.Tensor]):
+        return [self.layers(x[None]) for x in images]
 """
 
 
@@ -56,6 +65,32 @@ def test_tensor_files_of_each_kind_give_the_same(here: Path) -> None:
     for state in found[1:]:
         assert all(torch.equal(state[k], v) for k, v in found[0].items())
     assert found[0]["1.running_mean"].abs().max() > 0.1
+
+
+def test_lists_of_images_are_for_detectors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A detector could not be calibrated or diagnosed by a command: a file with lists of images
+    "holds 0 tensors"."""
+    sizes = [(8, 8), (9, 12), (10, 8), (8, 11), (12, 12)]
+    photos = [3 + torch.randn(3, *size) for size in sizes]
+    targets = [{"boxes": torch.ones(1, 4), "labels": torch.ones(1).long()} for _ in photos]
+    forms = {
+        "images": photos,
+        "two_images": photos[:2],
+        "lists": [photos[:2], photos[2:]],
+        "pairs": [(photos[:2], targets[:2]), (photos[2:], targets[2:])],
+        "one_batch": (photos, targets),
+    }
+    for name, form in forms.items():
+        torch.save(form, f"{name}.pt")
+        more = ("--data", f"{name}.pt", "--batch", "2")
+        out = ("--statistics", f"{name}.safetensors")
+        assert call(here, *more, *out, model=f"{here}:Detector") == 0
+        assert f"from {2 if name == 'two_images' else 5} images" in capsys.readouterr().out
+        assert cli.main(["diagnose", f"{here}:Detector", *more]) == 0
+        assert "Traceback" not in capsys.readouterr().err
+    means = [Statistics.load(f"{name}.safetensors")["layers.1"].mean for name in forms]
+    for mean in means[2:]:
+        torch.testing.assert_close(mean, means[0])
 
 
 def test_it_prints_the_table_and_writes_statistics(
@@ -101,6 +136,7 @@ BAD = {
     "ending": (["--data", "x.txt"], "expected .pt"),
     "no_tensor": (["--data", "empty.pt"], "holds 0 tensors"),
     "several": (["--data", "two.pt"], "holds 2 tensors (a, b)"),
+    "words": (["--data", "words.pt"], "a list of images (C, H, W) or of batches"),
     "garbage": (["--data", "bad.pt"], "cannot be read as tensors"),
     "empty_dir": (["--data", "nothing"], "nothing"),
     "shape": (["--data", "gray.pt"], "batch 1, (5, 1, 8, 8)"),
@@ -121,6 +157,7 @@ def test_bad_input_is_one_line_and_status_2(
     torch.save(images(5), "x.pt")
     torch.save(images(5)[:, :1], "gray.pt")
     torch.save({}, "empty.pt")
+    torch.save(["a", "b", "c"], "words.pt")
     torch.save({"a": torch.ones(2), "b": torch.ones(2)}, "two.pt")
     Path("x.txt").write_text("1")
     Path("bad.pt").write_bytes(b"garbage")

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 DATA = """\
 data:
   .pt, .pth, .npz, .safetensors   inputs (N, ...): the only tensor, or the one called x, images,
-                                  inputs or data; and classes called y, labels or targets; of .pt
-                                  also a tensor or a pair (x, y)
+                                  inputs or data; and classes called y, labels or targets
+  .pt, .pth                       also a tensor or a pair (x, y); a list of images (C, H, W), which
+                                  detectors get as lists; or a list of batches: lists of images,
+                                  (images, targets), (x, y) or mappings of arguments
   a directory of images           one directory a class, as torchvision's ImageFolder reads it,
                                   or, where no classes are needed, images alone; --size, --mean
                                   and --std say how images become inputs
@@ -60,15 +62,20 @@ def batches_of(
         raise OptionError(
             f"There is no file or directory {text}. Expected one, or package.module:callable."
         )
-    inputs, targets = _pair(path)
-    data = TensorDataset(inputs) if targets is None else TensorDataset(inputs, targets)
-    generator = torch.Generator().manual_seed(0)
+    content = _read(path)
+    if isinstance(content, list) and not _are_images(content):
+        return content  # batches
+    data: Any = content
+    if isinstance(content, dict):
+        inputs, targets = _pair(path, content)
+        data = TensorDataset(inputs) if targets is None else TensorDataset(inputs, targets)
     return DataLoader(
         data,
         options.batch,
         shuffle=training or unlabelled,
         drop_last=training,
-        generator=generator,
+        generator=torch.Generator().manual_seed(0),
+        collate_fn=list if data is content else None,
     )
 
 
@@ -149,11 +156,18 @@ class _ImageFiles:
         return self.read(self.files[index])
 
 
-def _pair(path: Path) -> tuple[Tensor, Tensor | None]:
+def _are_images(content: Any) -> bool:
+    import torch
+
+    given = isinstance(content, list) and bool(content)
+    return given and all(isinstance(x, torch.Tensor) and x.dim() == 3 for x in content)
+
+
+def _pair(path: Path, content: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     """Inputs and targets in a file."""
     import torch
 
-    tensors = {n: t for n, t in _read(path).items() if isinstance(t, torch.Tensor) and t.dim() > 0}
+    tensors = {n: t for n, t in content.items() if isinstance(t, torch.Tensor) and t.dim() > 0}
     name = next((name for name in TARGETS if name in tensors), None)
     targets = None if name is None else tensors.pop(name)
     name = next((name for name in INPUTS if name in tensors), None)
@@ -162,7 +176,8 @@ def _pair(path: Path) -> tuple[Tensor, Tensor | None]:
     if name is None:
         raise OptionError(
             f"{path} holds {len(tensors)} tensors ({', '.join(map(str, list(tensors)[:5]))}), "
-            f"expected one, or one called {', '.join(INPUTS)}."
+            f"expected one, or one called {', '.join(INPUTS)}; or, in a .pt file, a list of images "
+            "(C, H, W) or of batches."
         )
     inputs = tensors[name].float() if tensors[name].dtype == torch.float64 else tensors[name]
     if targets is not None and len(targets) != len(inputs):
@@ -170,11 +185,12 @@ def _pair(path: Path) -> tuple[Tensor, Tensor | None]:
     return inputs, targets
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """What a file holds, by name."""
+def _read(path: Path) -> dict[str, Any] | list[Any]:
+    """What a file holds, by name; or a list of images, or of batches."""
     import torch
 
     from normkit import checkpoints
+    from normkit.inspection.batches import tensors_in
     from normkit.models import first_line, require
 
     if path.suffix == checkpoints.SAFETENSORS:
@@ -198,5 +214,10 @@ def _read(path: Path) -> dict[str, Any]:
         damage = checkpoints.damage(path) or f"cannot be read as tensors: {first_line(error)}."
         raise OptionError(f"{path} {damage}") from error
     if isinstance(content, tuple | list):
-        return dict(zip(("x", "y"), content, strict=False))
+        pair = len(content) <= 2 and all(isinstance(x, torch.Tensor) for x in content)
+        if pair and not _are_images(content):
+            return dict(zip(("x", "y"), content, strict=False))
+        batches = content if isinstance(content, list) else [content]
+        known = all(next(tensors_in(batch), None) is not None for batch in batches)
+        return list(batches) if known else {}
     return dict(content) if isinstance(content, dict) else {"x": content}
