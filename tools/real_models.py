@@ -3,18 +3,17 @@
     NORMKIT_DATA=FOLDER python -m tools.real_models detector
     NORMKIT_DATA=FOLDER python -m tools.real_models segmentation pair --steps 100
 
-FOLDER holds tasks/bccd.zip (blood cells in boxes), tasks/camvid-320.zip (streets, a class for each
-pixel) and tasks/pacs-96.zip (photos of seven classes). Each model is trained from scratch for a few
-steps. Then it is diagnosed three times on images it has not seen: as it is; with the statistics
-that its norms had after a tenth of the training, as a bad checkpoint or an average of weights may
-leave it; and after ``normkit.calibrate`` on training images.
+FOLDER holds bccd.zip (blood cells in boxes), camvid-320.zip (streets, a class for each pixel) and
+pacs-96.zip (photos of seven classes), or has them in tasks/, as for the lab. Each model is trained
+from scratch for a few steps. Then it is diagnosed three times on images it has not seen: as it is;
+with the statistics that its norms had after a tenth of the training, as a bad checkpoint or an
+average of weights may leave it; and after ``normkit.calibrate`` on training images.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import os
 import random
 import sys
 import time
@@ -33,6 +32,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normkit as nk
+from normkit.errors import NormkitError, OptionError
+from normkit.lab.data import locate
+from normkit.lab.experiment import Data
 from normkit.models import require
 
 Batches = list[tuple[Any, Any]]
@@ -59,15 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=200, help="of training (%(default)s)")
     parser.add_argument("--images", type=int, default=32, help="to test on (%(default)s)")
     options = parser.parse_args(arguments)
-    folder = os.environ.get("NORMKIT_DATA")
-    if not folder or not (Path(folder) / "tasks").is_dir():
-        print("Set NORMKIT_DATA to a folder that has tasks/*.zip.", file=sys.stderr)
+    try:
+        archives = {name: archive(SETS[name]) for name in options.tasks}
+    except NormkitError as error:
+        print(error, file=sys.stderr)
         return 2
     torch.set_num_threads(1)
     for name in options.tasks:
         torch.manual_seed(0)
         random.seed(0)
-        _report(name, TASKS[name](Path(folder) / "tasks", options.images), options.steps)
+        _report(name, TASKS[name](archives[name], options.images), options.steps)
     return 0
 
 
@@ -128,7 +131,7 @@ def _call(model: nn.Module, batch: tuple[Any, Any]) -> Any:
 # ---------------------------------------------------------------- the three of them
 
 
-def detector(folder: Path, images: int) -> Task:
+def detector(path: Path, images: int) -> Task:
     """Torchvision's Faster R-CNN on a small backbone, and blood cells."""
     detection = require("torchvision.models.detection", "lab", "The detector")
     sizes = {"min_size": 160, "max_size": 224}
@@ -137,7 +140,7 @@ def detector(folder: Path, images: int) -> Task:
         model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
             weights=None, weights_backbone=None, num_classes=4, **sizes
         )
-    with zipfile.ZipFile(folder / "bccd.zip") as file:
+    with zipfile.ZipFile(path) as file:
         names = _names(file, "BCCD/Annotations/", ".xml")
         random.shuffle(names)
         samples = [_boxes(file, name) for name in names[: 64 + images]]
@@ -170,11 +173,11 @@ def in_training_mode(*parts: Any) -> Iterator[None]:
             part.training = mode
 
 
-def segmentation(folder: Path, images: int) -> Task:
+def segmentation(path: Path, images: int) -> Task:
     """Torchvision's DeepLabv3 on a small backbone, and streets."""
     models = require("torchvision.models.segmentation", "lab", "The segmentation network")
     model = models.deeplabv3_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=11)
-    with zipfile.ZipFile(folder / "camvid-320.zip") as file:
+    with zipfile.ZipFile(path) as file:
         train, test = (
             [_stacked(each) for each in _cut(_streets(file, part, count), 4)]
             for part, count in (("train", 64), ("test", images))
@@ -187,9 +190,9 @@ def logits_of_pixels(model: nn.Module, batch: tuple[Any, Any]) -> Tensor:
     return out
 
 
-def pair(folder: Path, images: int) -> Task:
+def pair(path: Path, images: int) -> Task:
     """A photo and a table of its colours in: what does it show?"""
-    with zipfile.ZipFile(folder / "pacs-96.zip") as file:
+    with zipfile.ZipFile(path) as file:
         names = _names(file, "PACS/photo/", ".webp")
         classes = sorted({name.split("/")[2] for name in names})
         chosen = random.sample(names, 512 + 4 * images)
@@ -224,8 +227,18 @@ TASKS: dict[str, Callable[[Path, int], Task]] = {
     "segmentation": segmentation,
     "pair": pair,
 }
+SETS = {"detector": "bccd", "segmentation": "camvid", "pair": "pacs"}
 
 # ---------------------------------------------------------------- reading
+
+
+def archive(name: str) -> Path:
+    """The zip file of a data set, where the lab finds it."""
+    path = locate(Data(name))
+    if path is None or path.suffix != ".zip":
+        raise OptionError(f"{name} is expected as a zip file, found {path}.")
+    return path
+
 
 CELLS = {"RBC": 1, "WBC": 2, "Platelets": 3}
 

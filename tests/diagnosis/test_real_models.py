@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +25,21 @@ def test_without_data_it_says_what_it_wants(
     for tool, arguments in ((real_models, ["pair"]), (frozen_or_not, [])):
         assert tool.main(arguments) == 2
         assert "NORMKIT_DATA" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["", "tasks"])
+def test_data_are_found_where_the_lab_finds_them(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had to be in a folder tasks, while the lab also takes them from NORMKIT_DATA itself."""
+    (tmp_path / place).mkdir(exist_ok=True)
+    monkeypatch.setenv("NORMKIT_DATA", str(tmp_path))
+    for name in ("bccd.zip", "camvid-320.zip", "pacs-96.zip"):
+        with zipfile.ZipFile(tmp_path / place / name, "w") as file:
+            file.writestr("a", "b")
+    for task, name in real_models.SETS.items():
+        assert task in real_models.TASKS
+        assert real_models.archive(name).parent == tmp_path / place
 
 
 def test_boxes_of_nothing_are_left_out() -> None:
