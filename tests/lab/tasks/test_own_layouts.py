@@ -100,6 +100,25 @@ def as_frames(root: Path) -> None:
                 picture(root / "frames" / stem / f"{frame:05}.jpg", 8 * frame)
 
 
+def as_classes(root: Path) -> None:
+    for part, classes, many in (("train", ("ant", "bee", "cat"), 1), ("test", ("dog", "elk"), 3)):
+        for left, name in enumerate(classes):
+            for n in range(many):
+                picture(root / part / name / f"{n}.png", 10 * left + n)
+
+
+def as_domains(root: Path) -> None:
+    for domain, many in (("day", 3), ("night", 2)):
+        for n in range(many):
+            picture(root / domain / ("cup", "pen")[n % 2] / f"{n}.png", 8 * n)
+
+
+FEW = (Model("native:small_cnn"), TaskSpec("few-shot", {
+    "ways": 2, "shots": (1,), "queries": 2, "episodes": 4,
+}))  # fmt: skip
+TRANSFER = (
+    Model("native:small_cnn"), TaskSpec("adaptation", {"source": "day", "target": "night"}),
+)  # fmt: skip
 DETECTION = (Model("native:faster_rcnn", options=DETECTOR), TaskSpec("detection"))
 MASKS = (Model("native:mask_rcnn", options=DETECTOR), TaskSpec("detection", {"masks": True}))
 MAPS = (Model("native:deeplabv3", options={"backbone": "resnet18"}), TaskSpec("segmentation"))
@@ -109,6 +128,8 @@ FORMS = {
     "voc-folder": (as_voc, DETECTION, 2),
     "voc-segmentation-folder": (as_maps, MAPS, 3),
     "frames-folder": (as_frames, CLIPS, 2),
+    "new-classes-folder": (as_classes, FEW, 3),
+    "domains-folder": (as_domains, TRANSFER, 2),
 }
 
 
@@ -135,7 +156,8 @@ def test_own_data_of_any_number_is_trained_on(name: str, tmp_path: Path) -> None
     assert task.training_samples(asked) == 3
     assert task.classes_and_shape(asked)[0] == classes
     sets = load_sets(asked)
-    assert (len(sets.train), len(sets.test), sets.classes) == (3, 2, classes)
+    tested = 6 if name == "new-classes-folder" else 2
+    assert (len(sets.train), len(sets.test), sets.classes) == (3, tested, classes)
     training = Training(Run(asked, 1), sets)
     while training.step():
         pass
@@ -177,6 +199,8 @@ CHANGES = {
     "a box": ("voc-folder", other_box, None, None),
     "a part": ("voc-folder", moved_to_test, None, None),
     "a map": ("voc-segmentation-folder", other_map, None, None),
+    "an image of a domain": ("domains-folder", "night/cup/0.png", None, None),
+    "an image of a class": ("new-classes-folder", "train/bee/0.png", None, None),
     "a label": ("frames-folder", "train.txt", "train_2 4 0", "train_2 4 1"),
     "a frame": ("frames-folder", "frames/test_1/00003.jpg", None, None),
 }
@@ -310,3 +334,19 @@ def test_lists_that_hold_each_other_are_not_taken(tmp_path: Path) -> None:
     (lists / "train.txt").unlink()
     with pytest.raises(NormkitError, match=r"Main has no two lists: expected trainval\.txt and te"):
         load_sets(asked)
+
+
+def test_new_classes_are_new(tmp_path: Path) -> None:
+    asked = made("new-classes-folder", tmp_path)
+    picture(tmp_path / "test" / "ant" / "0.png", 3)
+    with pytest.raises(NormkitError, match=r"test has classes that .*train has, too: ant"):
+        make_task(asked).locate(asked)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_path_may_be_relative(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = made(name, tmp_path / "set")
+    monkeypatch.chdir(tmp_path)
+    near = dataclasses.replace(asked, data=dataclasses.replace(asked.data, path="set"))
+    assert fingerprint(near.data) == fingerprint(asked.data)
+    make_task(near).locate(near)

@@ -17,12 +17,20 @@ from normkit.lab.data.records import (
     Files,
     MissingData,
 )
-from normkit.lab.data.trees import tree_of
+from normkit.lab.data.trees import FileTree, tree_of
 
 
 def domains(files: Sequence[Path]) -> DomainListing:
     """A folder is a domain, and that of an image its class; all domains have all classes."""
-    tree = tree_of(files, ("PACS", "kfold", "office31", "Original_images"))
+    return _by_domain(tree_of(files, ("PACS", "kfold", "office31", "Original_images")))
+
+
+def domains_folder(files: Sequence[Path]) -> DomainListing:
+    """Somebody's own domains, by whatever names, in a folder."""
+    return _by_domain(FileTree(files[0]))
+
+
+def _by_domain(tree: FileTree) -> DomainListing:
     found: dict[str, dict[str, list[str]]] = {}
     for name in tree.names:
         parts = name.split("/")

@@ -10,8 +10,8 @@ import torch
 from normkit.errors import OptionError
 from normkit.lab.data.files import DataFiles, find
 from normkit.lab.data.loaders import FileLoader, Loader, Sets, TensorLoader
-from normkit.lab.data.loading import SIDE, check_kind, classes_and_shape, resized
-from normkit.lab.data.records import DigitDomains, DomainListing, Files, Split
+from normkit.lab.data.loading import SIDE, check_kind, classes_and_shape, content_of, resized
+from normkit.lab.data.records import Content, DigitDomains, DomainListing, Files, Split
 from normkit.lab.data.sampling import split
 from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.transforms import IMAGENET, Augmentation, coefficients
@@ -28,9 +28,11 @@ class DomainSets(Sets):
 def check_domains(spec: Data, source: str, target: str) -> DomainListing | DigitDomains:
     """What a set has, if it has both domains."""
     check_kind(spec, "domains")
-    files = find(PUBLISHED[spec.name], spec.path)
-    stamps = tuple(file.stat().st_mtime_ns for file in files.files)
-    content = _digits(files, stamps) if files.source.name == DIGITS else files.read()
+    if spec.name == DIGITS:
+        files = find(PUBLISHED[spec.name], spec.path)
+        content: Content = _digits(files, tuple(file.stat().st_mtime_ns for file in files.files))
+    else:
+        content = content_of(spec)
     assert isinstance(content, DomainListing | DigitDomains)
     for key, domain in (("source", source), ("target", target)):
         if domain not in content.domains:

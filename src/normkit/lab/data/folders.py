@@ -17,18 +17,41 @@ IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 def tree(files: Sequence[Path]) -> Listing:
     """Two folders, to train and to test on, with a folder of images for each class in them."""
     train, test = files
-    classes = sorted(each.name for each in train.iterdir() if each.is_dir())
-    if not classes:
-        raise MissingData(f"{train} has no folders: expected one for each class, with its images.")
+    classes = _classes(train)
     unknown = sorted({each.name for each in test.iterdir() if each.is_dir()} - set(classes))
     if unknown:
         raise CorruptData(f"{test} has classes that {train} lacks: {', '.join(unknown[:5])}.")
     content = Listing(_tree(train, classes), _tree(test, classes), len(classes))
-    there = set(content.train.labels.tolist())
+    _check_every(content.train, train, classes)
+    return content
+
+
+def new_classes(files: Sequence[Path]) -> Listing:
+    """The same, but the classes to test on are others, with numbers of their own."""
+    train, test = files
+    classes, others = _classes(train), _classes(test)
+    shared = sorted(set(classes) & set(others))
+    if shared:
+        raise CorruptData(
+            f"{test} has classes that {train} has, too: {', '.join(shared[:5])}. Expected new ones."
+        )
+    content = Listing(_tree(train, classes), _tree(test, others), len(classes))
+    _check_every(content.train, train, classes)
+    return content
+
+
+def _classes(folder: Path) -> list[str]:
+    classes = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    if not classes:
+        raise MissingData(f"{folder} has no folders: expected one for each class, with its images.")
+    return classes
+
+
+def _check_every(part: Files, folder: Path, classes: list[str]) -> None:
+    there = set(part.labels.tolist())
     empty = [name for number, name in enumerate(classes) if number not in there]
     if empty:
-        raise CorruptData(f"{train / empty[0]} has no images: expected some of every class.")
-    return content
+        raise CorruptData(f"{folder / empty[0]} has no images: expected some of every class.")
 
 
 def _tree(folder: Path, classes: list[str]) -> Files:

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from normkit.lab.data import box_files, clips, map_files
+from normkit.lab.data import box_files, clips, domain_files, folders, map_files
 from normkit.lab.data.arrow_tables import read_tables, table_files
 from normkit.lab.data.csv_lists import csv_files, read_csv
 from normkit.lab.data.files import File, FileLayout, Folder, PublishedSet, find
@@ -23,6 +23,7 @@ from normkit.lab.data.records import (
     BoxListing,
     Content,
     CorruptData,
+    DomainListing,
     Files,
     Listing,
     MapFiles,
@@ -33,7 +34,7 @@ from normkit.lab.data.sources import FOLDER
 from normkit.lab.data.tar_shards import read_tar, tar_files
 from normkit.lab.experiment import Data
 
-OwnContent = Listing | MapListing | BoxListing
+OwnContent = Listing | MapListing | BoxListing | DomainListing
 PIECE = 1 << 20  # bytes of a large file, at its beginning and at its end, that are looked at
 
 
@@ -106,6 +107,20 @@ FRAMES_FOLDER = _layout(
         Folder(("frames", "20bn-something-something-v1")),
     ),
 )
+NEW_CLASSES = _layout(
+    "new-classes-folder",
+    "episodes",
+    folders.new_classes,
+    "train/CLASS/NAME.jpg and, of other classes, test/CLASS/NAME.jpg",
+    FOLDER.layouts[0].files,
+)
+DOMAINS_FOLDER = _layout(
+    "domains-folder",
+    "domains",
+    domain_files.domains_folder,
+    "DOMAIN/CLASS/NAME.jpg",
+    (Folder(("",)),),
+)
 
 
 def _laid_out(source: PublishedSet) -> OwnFormat:
@@ -120,7 +135,10 @@ def _laid_out(source: PublishedSet) -> OwnFormat:
     return OwnFormat(files, read, holds_images=False, kind=source.kind)
 
 
-LAYOUTS = (FOLDER, COCO_FOLDER, VOC_FOLDER, VOC_MAPS_FOLDER, FRAMES_FOLDER)
+LAYOUTS = (
+    *(FOLDER, NEW_CLASSES, DOMAINS_FOLDER, COCO_FOLDER, VOC_FOLDER, VOC_MAPS_FOLDER),
+    FRAMES_FOLDER,
+)
 FORMATS = {
     **{source.name: _laid_out(source) for source in LAYOUTS},
     "csv": OwnFormat(csv_files, read_csv, holds_images=False),
@@ -204,19 +222,21 @@ def _fingerprint(name: str, path: Path, image: str | None, label: str | None) ->
     if not format.holds_images:
         content = _listed(name, path, image, label, _stamps(files))
         for part in (content.train, content.test):
-            for each in _images(part):
+            for each in _images(part, base):
                 add(each)
             for written in _labels(part):
                 digest.update(written)
     return digest.hexdigest()[:16]
 
 
-def _images(part: object) -> Iterable[str]:
+def _images(part: object, base: Path) -> Iterable[str]:
     """Files that are known by their names and sizes."""
     if isinstance(part, clips.ClipFiles):
         return chain(*map(part.frame_files, range(len(part))))
     if isinstance(part, Files):
         return part.paths
+    if isinstance(part, list):  # of domains
+        return (os.path.join(base, name) for name in part)
     assert isinstance(part, BoxFiles | MapFiles)
     return map(part.tree.where, part.images)
 

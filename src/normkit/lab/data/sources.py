@@ -280,6 +280,7 @@ MINI_IMAGENET = PublishedSet(
     64,
     (38_400, 12_000),
     "episodes",
+    "new-classes-folder",
 )
 
 BCCD = PublishedSet(
@@ -386,6 +387,7 @@ PACS = PublishedSet(
     7,
     (9_991, 9_991),
     "domains",
+    "domains-folder",
 )
 DIGIT_DOMAINS = PublishedSet(
     "mnist-usps",
@@ -434,6 +436,7 @@ OFFICE = PublishedSet(
     31,
     (4_110, 4_110),
     "domains",
+    "domains-folder",
 )
 
 PUBLISHED = {

@@ -25,6 +25,7 @@ PROTOCOL = 1
 OWN_DATA = (  # somebody's own images, at data.path
     "csv", "folder", "huggingface", "webdataset",
     "coco-folder", "voc-folder", "voc-segmentation-folder", "frames-folder",
+    "new-classes-folder", "domains-folder",
 )  # fmt: skip
 
 

@@ -33,6 +33,8 @@ LIES_AS = {  # at data.path
     "voc-folder": "a folder with JPEGImages, Annotations and ImageSets/Main",
     "voc-segmentation-folder": "a folder with JPEGImages, SegmentationClass and ImageSets",
     "frames-folder": "a folder with train.txt, test.txt and frames",
+    "new-classes-folder": "a folder with train/CLASS/NAME.jpg and, of other classes, test/CLASS",
+    "domains-folder": "a folder with DOMAIN/CLASS/NAME.jpg",
 }
 
 Rule = tuple[Callable[[Any], bool], str]
