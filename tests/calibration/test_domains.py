@@ -45,6 +45,9 @@ def test_each_domain_gets_its_own_statistics() -> None:
         model = network()
         done = nk.calibrate_domains(model, batches, **options)
         assert sorted(done) == [0, 1]
+        for domain, one in done.items():  # it printed a dictionary with whole models
+            assert f"domain {domain}: {one}" in str(done)
+        assert len(repr(done)) < 60
         for domain, single in enumerate(singles):
             for path in (1, 4):
                 for name in ("running_mean", "running_var"):
@@ -54,6 +57,12 @@ def test_each_domain_gets_its_own_statistics() -> None:
         done[0].undo()  # the other stays
         assert not model[1].running_mean[0].any()
         assert torch.equal(model[1].running_mean[1], before)
+
+
+def test_the_survey_shows_domains() -> None:
+    """Layers with domains looked like any other."""
+    assert "statistics running of 2 domains" in str(nk.survey(network()))
+    assert "domains" not in str(nk.survey(nn.Sequential(nk.BN(4))))
 
 
 def test_a_domain_that_was_never_seen_can_be_calibrated() -> None:

@@ -307,6 +307,28 @@ def test_a_block_gives_no_domain_to_layers_that_lack_it() -> None:
     assert (model[1].domains, model[1].domain) == (2, 0)
 
 
+@pytest.mark.parametrize(("saved", "domains"), [(None, 2), (2, 3), (2, None)])
+def test_a_checkpoint_of_other_domains_says_where_it_fits(
+    saved: int | None, domains: int | None
+) -> None:
+    """torch lists the sizes of every buffer and no way out."""
+    source, model = (
+        nn.Sequential(nk.BN(4, domains=each), nk.BN(4, domains=each)) for each in (saved, domains)
+    )
+    source(torch.randn(8, 4, 3, 3) + 2)
+    with pytest.raises(RuntimeError) as caught:
+        model.load_state_dict(source.state_dict())
+    has = f"with {saved} domains" if saved else "without domains"
+    assert str(caught.value).count(f"is of a model {has}: load it into such a one.") == 1
+    assert (f'nk.convert(model, "bn", domains={domains})' in str(caught.value)) == bool(domains)
+    if domains:  # which is what it says
+        nk.convert(source, "bn", domains=domains, example=torch.randn(2, 4, 3, 3))
+        model.load_state_dict(source.state_dict())
+        means = model[0].running_mean
+        assert means.abs().min() > 0
+        assert torch.equal(means, means[:1].expand_as(means))
+
+
 def test_a_model_is_folded_for_one_domain() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nk.BN(8, domains=2))
     x = torch.randn(4, 3, 6, 6)

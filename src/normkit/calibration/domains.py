@@ -17,20 +17,30 @@ from normkit.layers.domain_in_use import layers_with_domains
 DomainOf = Callable[[Any], Sequence[int] | Tensor]
 
 
+class DomainCalibrations(dict[int, Calibration]):
+    """The Calibration of each domain. ``print`` it for their tables."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"domain {domain}: {done}" for domain, done in self.items())
+
+    def __repr__(self) -> str:
+        return f"<DomainCalibrations of the domains {', '.join(map(str, self))}>"
+
+
 def calibrate_domains(
     model: nn.Module,
     batches: Any,
     *,
     domain_of: DomainOf | None = None,
     **options: Any,
-) -> dict[int, Calibration]:
+) -> DomainCalibrations:
     """``calibrate`` for each domain of a model with statistics of several.
 
     ``batches`` is a loader for each domain: a mapping from domains, or a sequence in their order.
     Or it is one loader, and ``domain_of(batch)`` tells the domain of each sample of a batch: then
     each domain gets its samples of every batch. ``options`` are those of ``calibrate``. Every
     domain must have data; if anything fails, no statistics have changed. Returns the Calibration of
-    each domain, which can be taken back by itself.
+    each domain, a dictionary to print; each can be taken back by itself.
 
     >>> import torch, normkit as nk
     >>> model = torch.nn.Sequential(nk.BN(1, domains=2))
@@ -46,7 +56,7 @@ def calibrate_domains(
         )
     domains = max(layer.domains or 0 for layer in layers)
     given = _given(batches, domain_of, domains)
-    done: dict[int, Calibration] = {}
+    done = DomainCalibrations()
     try:
         for domain, own in given.items():
             done[domain] = calibrate(model, own, domain=domain, **options)

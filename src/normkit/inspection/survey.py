@@ -15,6 +15,7 @@ from normkit.inspection.checks import refuse_wrapped
 from normkit.inspection.flow import guessed_neighbours, observed_neighbours
 from normkit.inspection.site import Site, WeightSite, facts_of, weights_of
 from normkit.inspection.tree import Node, tree_of
+from normkit.layers.domains import OfDomains
 
 WIDTH = 120
 # if a table is too wide, the first are left out one after the other, then the others are cut
@@ -171,6 +172,11 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
 
+def _statistics(site: Site) -> str:
+    domains = site.norm.domains if isinstance(site.norm, OfDomains) else None
+    return ("running" if site.tracked else "none") + (f" of {domains} domains" if domains else "")
+
+
 CELLS = {
     "path": _path,
     "kind": lambda site: site.kind,
@@ -180,7 +186,7 @@ CELLS = {
     "eps": lambda site: _number(site.eps),
     "momentum": lambda site: _number(site.momentum),
     "affine": lambda site: "yes" if site.affine else "no",
-    "statistics": lambda site: "running" if site.tracked else "none",
+    "statistics": _statistics,
     "mode": lambda site: "train" if site.training else "eval",
     "fed by": lambda site: _near(site, site.fed_by),
     "then": lambda site: _near(site, site.followed_by),

@@ -347,6 +347,20 @@ class OfDomains(Normalizer):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self._seen = frozenset()
         super()._load_from_state_dict(state_dict, prefix, *args)
+        mine, theirs = self._buffers.get("running_mean"), state_dict.get(f"{prefix}running_mean")
+        if mine is None or not isinstance(theirs, Tensor) or theirs.shape == mine.shape:
+            return
+        if 2 in (mine.dim(), theirs.dim()) and theirs.shape[-1:] == mine.shape[-1:]:
+            has = f"with {len(theirs)} domains" if theirs.dim() == 2 else "without domains"
+            hint = f"The checkpoint is of a model {has}: load it into such a one."
+            if self.domains:
+                hint += (
+                    f' Then nk.convert(model, "bn", domains={self.domains}), or its kind of norm: '
+                    "every domain starts with the statistics of the one in use."
+                )
+            errors = args[-1]  # of all layers, which torch lists
+            if hint not in errors:
+                errors.append(hint)
 
 
 # -------------------------------------------------------------------- a batch of several domains
