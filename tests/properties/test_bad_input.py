@@ -63,7 +63,7 @@ class TestEveryLayer:
         layer, x = build((name, {})), inputs()
         before = copy.deepcopy(layer.state_dict())
         with pytest.raises(ShapeError, match="residual"):
-            layer(x, torch.zeros(6, 8, 4, 1))
+            layer(x, x.new_zeros(6, 8, 4, 1))
         with pytest.raises(OptionError, match="'relu'"):
             layer(x, None, "relo")
         with pytest.raises(OptionError, match="Unknown activation None"):

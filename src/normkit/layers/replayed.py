@@ -114,6 +114,7 @@ class Replayed:
         gates, if they are wanted. None if someone looks into it, or if there is more to it."""
         if state.again or not may_replay(x):
             return None
+        check_epilogue(x, residual, activation)
         # what is more than the step is not for ``replay``
         more = path.part or bool(self.listeners)
         own, name = self.__dict__, "_norm_replays" if more else "_replays"
