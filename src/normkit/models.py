@@ -110,9 +110,10 @@ def callable_of(module: str, name: str) -> Callable[..., Any]:
     try:
         target: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
+        hint = f" Try {module[:-3].replace('/', '.')}:{name}." if module.endswith(".py") else ""
         raise UnknownName(
             f"{module}:{name} was not found: {first_line(error)}. Expected {FORMS}; modules are "
-            "looked for in the working directory and among installed packages."
+            f"looked for in the working directory and among installed packages.{hint}"
         ) from error
     except (Exception, SystemExit) as error:  # whatever a user's file does when it is run
         raise OptionError(

@@ -33,6 +33,7 @@ REFUSED = {
     "nothing like it": (("survey", "timm:qqqqqq"), "timm.list_models()"),
     "unknown model of torchvision": (("survey", "torchvision:resnet19"), "'resnet18'"),
     "no module": (("survey", "nosuchfile:net"), "No module named 'nosuchfile'"),
+    "a file": (("survey", "nets.py:net"), "Try nets:net."),
     "no such callable": (("survey", "nets:smal_net"), "Did you mean 'small_net'?"),
     "no callable": (("survey", "nets:number"), "is a int, expected a callable"),
     "no model": (("survey", "nets:gives_text"), "gave a str, expected a torch.nn.Module"),
