@@ -190,20 +190,16 @@ XBN_CLAIMED = (
     "xbn, every 2nd", "xbn, every 4th", "xbn, every 8th",
 )  # fmt: skip
 
-# by value: the headlines with all their seeds; every claim on one schedule; the other values that
-# claims are over; then the other schedule, that of the paper's network first and of the claims
-# that cost most last; what no claim asks at the end
+# by value: the headlines with all their seeds; every claim on one schedule, and the other values
+# that claims are over; then the other schedule; last what no claim asks, and a large network again
 STAGES = (
     Stage("a-small-start-scale"),
     Stage("g-ubn"),
     Stage("l-ws-bcn"),
     Stage("m-worker-batch", cell=WARM),
     Stage("c-each-half"),
-    Stage("i-estimation-shift"),
     Stage("e-forms-of-the-scale", cell=WARM),
     Stage("j-xbn-positions", cell=WARM, variants=XBN_CLAIMED),
-    Stage("a-resnet18", cell=COLD),
-    Stage("l-resnet18", cell=COLD),
     Stage("a-longer"),
     Stage("a-wider"),
     Stage("k-disturbed-statistics", cell=WARM),
@@ -217,10 +213,12 @@ STAGES = (
     Stage("o-singularities", cell={**WARM, **FAR}),
     Stage("d-input-norm", cell=WARM),
     Stage("g-threshold", cell=WARM, variants=("bn", "ubn, τ = 0.025", "ubn, τ = 0.25")),
-    Stage("b-lower-rate", cell={**WARM, "train.epochs": (2, 12)}),
     Stage("g-batch-sizes", cell={**WARM, "train.batch": 512}),
     Stage("g-batch-sizes", cell=WARM),
-    Stage("a-resnet18"),
+    Stage("a-resnet18", cell=COLD),
+    Stage("l-resnet18", cell=COLD),
+    Stage("i-estimation-shift"),
+    Stage("b-lower-rate", cell={**WARM, "train.epochs": (2, 12)}),
     Stage("l-weight-norms"),
     Stage("g-rectifications"),
     Stage("f-gates-without-samples"),
@@ -230,15 +228,17 @@ STAGES = (
     Stage("o-singularities", cell={**COLD, **NEAR}),
     Stage("o-singularities", cell={**COLD, **FAR}),
     Stage("b-lower-rate", cell={**COLD, "train.epochs": 5}),
-    Stage("l-resnet18"),
     Stage("m-worker-batch"),
     Stage("k-disturbed-statistics"),
     Stage("p-damaged-images"),
-    Stage("j-xbn-positions", variants=XBN_CLAIMED),
     Stage("e-forms-of-the-scale"),
-    Stage("g-threshold"),
+    Stage("g-threshold", variants=("bn", "ubn, τ = 0.025", "ubn, τ = 0.15", "ubn, τ = 0.25")),
     Stage("g-batch-sizes"),
+    Stage("a-resnet18"),
     Stage("b-lower-rate"),
+    Stage("j-xbn-positions", variants=XBN_CLAIMED),
+    Stage("l-resnet18"),
+    Stage("g-threshold"),
     Stage("o-singularities"),
     Stage("j-xbn-positions"),
 )
