@@ -52,14 +52,12 @@ torch.library.define(
 
 def _fused_forward(x: Tensor, residual: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     """The output, and the tables: see the families for what is in them."""
-    passes, families = on_triton("normkit::fused", x)
+    _, families = on_triton("normkit::fused", x)
     *kind, activation = rest[7:]
     fusion = records.gathered(x, rest[:5], rest[5:7], *kind)
     layout = records.layout_of(x, kind[1])
-    parts = passes.moment_parts(x, layout)
-    tables, period, begin, _ = families[type(fusion)].coefficients(x, parts, fusion, layout)
-    y = passes.apply_map(x, tables, period, residual, activation, layout, reduced=True)
-    return y, records.written(tables, fusion, begin, x.shape[1])
+    y, made = families.forward(x, fusion, residual, activation, layout)
+    return y, records.written(made.tables, fusion, made.statistics, x.shape[1])
 
 
 def _fused_forward_fake(x: Tensor, residual: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -71,21 +69,25 @@ def _fused_backward(
     grad: Tensor, x: Tensor, residual: Tensor | None, tables: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, the gradient of the residual, and what holds those of the parameters."""
-    passes, families = on_triton("normkit::fused_backward", x)
+    _, families = on_triton("normkit::fused_backward", x)
     parameters, (*kind, act, needs_x, needs_residual) = rest[:5], rest[5:]
     fusion = records.outlined(x, tables, parameters, *kind)
     layout = records.layout_of(x, kind[1])
     period = records.sizes(x, *kind[:2]).period
-    grad = layout.aligned(grad)
-    parts, dr = passes.sum_parts(grad, x, tables, period, residual, act, layout, needs_residual)
-    extra, found = families[type(fusion)].gradients(x, parts, fusion, layout, tables, None)
-    dx = x.new_empty(0)
-    if needs_x:
-        dx = passes.apply_gradient(
-            grad, x, tables, period, residual, act, extra, layout, reduced=True
-        )
-    found = records.whole_storage(found, parameters, x)
-    return dx, x.new_empty(0) if dr is None else dr, found
+    made = families.FamilyTables(tables, period, 0, None)
+    dx, dr, found = families.backward(
+        layout.aligned(grad),
+        x,
+        fusion,
+        residual,
+        act,
+        layout,
+        made,
+        None,
+        (needs_x, needs_residual),
+    )
+    dx, dr = (x.new_empty(0) if each is None else each for each in (dx, dr))
+    return dx, dr, records.whole_storage(found, parameters, x)
 
 
 def _fused_backward_fake(
@@ -148,7 +150,8 @@ def _coefficients_forward(x: Tensor, *rest: Any) -> Tensor:
     passes, families = on_triton("normkit::coefficients", x)
     fusion = records.gathered(x, rest[:5], rest[5:7], *rest[7:])
     layout = records.layout_of(x, rest[8])
-    made = families[type(fusion)].coefficients(x, passes.moment_parts(x, layout), fusion, layout)
+    parts = passes.moment_parts(x, layout)
+    made = families.FAMILIES[type(fusion)].coefficients(x, parts, fusion, layout)
     return records.written(made.tables, fusion, made.statistics, x.shape[1])
 
 
@@ -167,7 +170,7 @@ def _coefficients_backward(
     # where the samples share a map, its gradient is a sum over them already
     layout = Batch.of(x) if kind[0] == "pool-batch" else records.layout_of(x, kind[1])
     parts = passes.Parts(grad.contiguous(), 1, layout.count)
-    out, found = families[type(fusion)].gradients(x, parts, fusion, layout, tables, None)
+    out, found = families.FAMILIES[type(fusion)].gradients(x, parts, fusion, layout, tables, None)
     if kind[0] == "pool-sample":
         return out, records.whole_storage(found, parameters, x)
     return out, x.new_empty(0, dtype=torch.float32)
@@ -300,7 +303,7 @@ _register("normkit::remember", _remember, lambda *given: None)
 
 
 def on_triton(operator: str, x: Tensor) -> tuple[Any, Any]:
-    """The passes and the families of fused coefficients, on Triton."""
+    """The passes, and what makes whole layers of them, on Triton."""
     if not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise OptionError(
             f"{operator} expects a tensor on cuda, got one on {x.device.type}: its kernels need a "
@@ -308,7 +311,7 @@ def on_triton(operator: str, x: Tensor) -> tuple[Any, Any]:
         )
     try:
         passes = importlib.import_module("normkit.engine.triton.passes")
-        return passes, importlib.import_module("normkit.engine.families.fused").FAMILIES
+        return passes, importlib.import_module("normkit.engine.families.fused")
     except ImportError as error:
         raise OptionError(
             f"{operator} needs Triton, which cannot be imported ({error}). "

@@ -2,7 +2,8 @@
 
 Three launches forward (moments, coefficients, map), three backward (sums, coefficients, dx). What
 is peculiar to a family stands in its file: pool, gate, channel, mix; traced is that of
-layers without one.
+layers without one. Where a program can hold all values that share statistics (held), it is one
+launch each way.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from normkit.core.statistics import Repetition
 from normkit.engine import plain, remaking
 from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.epilogue import AffineMap
-from normkit.engine.families import channel, gate, mix, pool, traced
-from normkit.engine.families.family import ChannelLayout, Family
+from normkit.engine.families import channel, gate, held, mix, pool, traced
+from normkit.engine.families.family import ChannelLayout, Family, FamilyTables
 from normkit.engine.replay.record import RecordedStep, Recording
 from normkit.engine.triton import passes
 
@@ -52,6 +53,46 @@ def fused(
     return _Fused.apply(x, residual, fusion, act, layout, source, *fusion.parameters)
 
 
+def forward(
+    x: Tensor, fusion: Fusion, residual: Tensor | None, act: str, layout: ChannelLayout
+) -> tuple[Tensor, FamilyTables]:
+    """The launches of a forward: the output, and what backward and statistics need of it."""
+    if (programs := held.holding(x, fusion, layout)) is not None:
+        return held.forward(x, fusion, residual, act, layout, programs)
+    parts = passes.moment_parts(x, layout)
+    made = FAMILIES[type(fusion)].coefficients(x, parts, fusion, layout)
+    y = passes.apply_map(x, made.tables, made.period, residual, act, layout, reduced=True)
+    return y, made
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    fusion: Fusion,
+    residual: Tensor | None,
+    act: str,
+    layout: ChannelLayout,
+    made: FamilyTables,
+    grad_gates: Tensor | None,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None, tuple[Tensor | None, ...]]:
+    """The launches of a backward: dx and the residual's gradient where they are needed, and those
+    of the parameters."""
+    if needs[0] and (programs := held.holding(x, fusion, layout)) is not None:
+        return held.backward(
+            grad, x, fusion, residual, act, layout, programs, made.tables, needs[1]
+        )
+    tables, period = made.tables, made.period
+    parts, dr = passes.sum_parts(grad, x, tables, period, residual, act, layout, needs[1])
+    extra, found = FAMILIES[type(fusion)].gradients(x, parts, fusion, layout, tables, grad_gates)
+    dx = None
+    if needs[0]:
+        dx = passes.apply_gradient(
+            grad, x, tables, period, residual, act, extra, layout, reduced=True
+        )
+    return dx, dr, found
+
+
 class _Fused(torch.autograd.Function):
     """The same numbers as the generic path gives; here without tables in between."""
 
@@ -71,16 +112,24 @@ class _Fused(torch.autograd.Function):
         if record is not None:
             recording = Recording(record.inputs(x, residual, parameters))
         with recording or nullcontext():
-            parts = passes.moment_parts(x, layout)
-            tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
-            y = passes.apply_map(x, tables, period, residual, act, layout, reduced=True)
+            y, (tables, period, statistics, gates) = forward(x, fusion, residual, act, layout)
         remaking.offer(
             y, x, residual, lambda x, r: passes.apply_map(x, tables, period, r, act, layout)
         )
         ctx.save_for_backward(x, residual if act != "none" else None, tables, *parameters)
         ctx.given = fusion, act, layout, family, period
         if recording is not None and record is not None:
-            record = None if gates is not None else record.with_forward(recording, y, tables)
+            remake: list[Recording | None] = []
+            if held.holding(x, fusion, layout) is not None:
+                remake.append(None)
+                if remaking.active():
+                    with Recording([x, residual, tables]) as remake[0]:
+                        passes.apply_map(x, tables, period, residual, act, layout)
+            record = (
+                None
+                if gates is not None
+                else record.with_forward(recording, y, tables, remake=remake)
+            )
         ctx.record = record
         ctx.mark_non_differentiable(tables)
         ctx.set_materialize_grads(False)
@@ -90,7 +139,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         grad, _, _, grad_gates = grads
         x, residual, tables, *parameters = ctx.saved_tensors
-        fusion, act, layout, family, period = ctx.given
+        fusion, act, layout, _, period = ctx.given
         if grad is None:
             grad = torch.zeros_like(x)
         if looked_into_backward(grad):
@@ -103,14 +152,11 @@ class _Fused(torch.autograd.Function):
             own = [p for p in parameters if p is not None]
             recording = Recording([x, residual, *own, tables, grad])
             recording.same(fusion.parameters, parameters)
-        dx = None
+        made = FamilyTables(tables, period, 0, None)
         with recording or nullcontext():
-            parts, dr = passes.sum_parts(grad, x, tables, period, residual, act, layout, needs[1])
-            extra, found = family.gradients(x, parts, fusion, layout, tables, grad_gates)
-            if needs[0]:
-                dx = passes.apply_gradient(
-                    grad, x, tables, period, residual, act, extra, layout, reduced=True
-                )
+            dx, dr, found = backward(
+                grad, x, fusion, residual, act, layout, made, grad_gates, needs[:2]
+            )
         if recording is not None:
             there = [d for d, p in zip(found, parameters, strict=True) if p is not None]
             record.finish(recording, x, grad, dx, dr, there, _looked_into(ctx, record))

@@ -173,10 +173,17 @@ class RecordedStep:
         return Repetition(layer, state, dict(zip(names, self.plan["tensors"], strict=False)))
 
     def with_forward(
-        self, recording: Recording, y: Tensor, tables: Tensor, keeps_y: bool = False
+        self,
+        recording: Recording,
+        y: Tensor,
+        tables: Tensor,
+        keeps_y: bool = False,
+        remake: Sequence[Recording | None] = (),
     ) -> RecordedStep | None:
         """Itself, or None if the forward cannot be replayed. With ``keeps_y`` the backward has y in
-        the residual's slot."""
+        the residual's slot. ``remake`` is one entry where the last launch does more than make y:
+        how it is made again of x, residual and tables, in this order; None: that is not known, and
+        a step that asks is recorded anew."""
         plan = self.plan
         own = len(plan["parameters"]) + len(plan["buffers"]) == len(plan["tensors"])
         try:
@@ -184,6 +191,8 @@ class RecordedStep:
                 raise Unrecordable("there is more to it than the layer's own tensors")
             plan["forward"], plan["keeps_y"] = recording.program(), keeps_y
             plan["y"], plan["tables"] = recording.slot(y), recording.slot(tables)
+            for again in remake:
+                plan["remake"] = None if again is None else again.program()
         except Unrecordable:
             self.give_up()
             return None

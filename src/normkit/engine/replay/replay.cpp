@@ -97,6 +97,8 @@ struct Plan : torch::CustomClassHolder {
   std::vector<at::ScalarType> types;  // of both, in this order
   std::vector<std::vector<int64_t>> shapes;  // likewise: launches read and write so many entries
   Program forward, backward;
+  std::optional<Program> remake;      // y from x, residual and tables, if the last launch is more
+  bool unknown = false;               // it is more, and was recorded where nobody makes y again
   int y, tables;
   bool keeps_y = false;               // for the backward, which has it in the residual's slot
   int gates = -1;                     // a second result, (rows, C), which has a gradient too
@@ -117,6 +119,7 @@ struct Plan : torch::CustomClassHolder {
     buffers.clear();
     forward.launches.clear();
     backward.launches.clear();
+    remake.reset();
   }
 };
 
@@ -224,6 +227,7 @@ struct Remake {
   uint64_t stream;
 
   static bool possible(const Plan& plan) {
+    if (plan.remake) return true;
     for (auto [slot, offset] : plan.forward.launches.back().slots)
       if (slot > 1 && slot != plan.tables && slot != plan.y) return false;
     return true;
@@ -231,17 +235,18 @@ struct Remake {
 
   Tensor operator()(const Tensor& x, const std::optional<Tensor>& residual) const {
     const Key& key = plan->key;
-    std::vector<Tensor> slots(std::max(plan->tables, plan->y) + 1);
+    const int from = plan->remake ? 2 : plan->tables, to = plan->remake ? 3 : plan->y;
+    std::vector<Tensor> slots(std::max(from, to) + 1);
     slots[0] = x;
     if (residual) slots[1] = *residual;
-    slots[plan->tables] = tables;
-    slots[plan->y] = at::empty_strided(key.sizes, key.strides,
-                                       at::TensorOptions().dtype(key.type).device(key.device));
-    const Launch& last = plan->forward.launches.back();
+    slots[from] = tables;
+    slots[to] = at::empty_strided(key.sizes, key.strides,
+                                  at::TensorOptions().dtype(key.type).device(key.device));
+    const Launch& last = (plan->remake ? *plan->remake : plan->forward).launches.back();
     // alone: recorded behind the layer's own kernels, it reads x before it waits for others
     if (last.loop) loop(last, slots);
     else start(last, slots, reinterpret_cast<void*>(stream), true);
-    return slots[plan->y];
+    return slots[to];
   }
 };
 
@@ -371,7 +376,7 @@ struct Replays {
           key.type != x.scalar_type() || key.device != x.device() ||
           key.needs_x != x.requires_grad() || key.activation != activation ||
           key.residual.has_value() != residual.has_value() ||
-          plan->serves == (at::GradMode::is_enabled() ? 2 : 0))
+          plan->serves == (at::GradMode::is_enabled() ? 2 : 0) || (remade && plan->unknown))
         continue;
       if (residual && (residual->strides() != at::IntArrayRef(key.strides) ||
                        residual->sizes() != at::IntArrayRef(key.sizes) ||
@@ -470,6 +475,10 @@ c10::intrusive_ptr<Plan> plan(const Tensor& x, const py::dict& given) {
   }
   made->forward = program(given["forward"]);
   made->backward = program(given["backward"]);
+  if (given.contains("remake")) {
+    if (given["remake"].is_none()) made->unknown = true;
+    else made->remake = program(given["remake"]);
+  }
   made->y = given["y"].cast<int>();
   made->tables = given["tables"].cast<int>();
   made->keeps_y = given["keeps_y"].cast<bool>();
