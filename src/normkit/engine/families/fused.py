@@ -57,7 +57,8 @@ def forward(
     x: Tensor, fusion: Fusion, residual: Tensor | None, act: str, layout: ChannelLayout
 ) -> tuple[Tensor, FamilyTables]:
     """The launches of a forward: the output, and what backward and statistics need of it."""
-    if (programs := held.holding(x, fusion, layout)) is not None:
+    programs = held.holding(x, fusion, layout)
+    if programs is not None and isinstance(fusion, Pool):
         return held.forward(x, fusion, residual, act, layout, programs)
     parts = passes.moment_parts(x, layout)
     made = FAMILIES[type(fusion)].coefficients(x, parts, fusion, layout)
@@ -78,7 +79,8 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, tuple[Tensor | None, ...]]:
     """The launches of a backward: dx and the residual's gradient where they are needed, and those
     of the parameters."""
-    if needs[0] and (programs := held.holding(x, fusion, layout)) is not None:
+    programs = held.holding(x, fusion, layout) if needs[0] else None
+    if programs is not None and isinstance(fusion, Pool):
         return held.backward(
             grad, x, fusion, residual, act, layout, programs, made.tables, needs[1]
         )
