@@ -56,6 +56,9 @@ for name in sys.argv[1:]:
     layer = nk.make(name, 16)
     x = torch.randn(2, 16, 4, 4, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     layer(x.requires_grad_(), None, "relu").sum().backward()
+    if name in ("bn", "gn"):  # more than a program holds
+        large = torch.randn(1, 16, 136, 136, dtype=torch.bfloat16)
+        layer(large.requires_grad_(), None, "relu").sum().backward()
     if name == "bn":
         for activation in NAMES:
             layer(x, None, activation).sum().backward()

@@ -174,3 +174,21 @@ def test_tiles_are_of_their_size():
                     assert found.blocks * pools >= groups
                     if last:
                         assert min(pools, groups) * deep * 2 >= held.SECTOR or pools >= groups
+
+
+def test_a_forward_that_is_held_before_a_backward_that_is_not(launches):
+    """28 × 28 maps of a group of sixteen channels: x is held, x and dy would be too much."""
+    x = torch.randn(1, 32, 28, 28, device=DEVICE).to(memory_format=torch.channels_last)
+    layer = nk.GN(32, groups=2).to(DEVICE)
+    exact = copy.deepcopy(layer).double()
+    grad = torch.randn_like(x)
+    residual = torch.randn_like(x)
+    with nk.use_backend("triton"):
+        found = step(layer, x.requires_grad_(), residual.requires_grad_(), "silu", grad)
+    assert launches[0] == "held_map_kernel"
+    assert "sums_kernel" in launches
+    with nk.use_backend("torch"):
+        wide = [t.detach().double().requires_grad_() for t in (x, residual)]
+        truth = step(exact, *wide, "silu", grad.double())
+    for mine, theirs in zip(found, truth, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-5)

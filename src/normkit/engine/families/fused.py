@@ -80,7 +80,7 @@ def backward(
     """The launches of a backward: dx and the residual's gradient where they are needed, and those
     of the parameters."""
     programs = held.holding(x, fusion, layout) if needs[0] else None
-    if programs is not None and isinstance(fusion, Pool):
+    if programs is not None and programs.backward and isinstance(fusion, Pool):
         return held.backward(
             grad, x, fusion, residual, act, layout, programs, made.tables, needs[1]
         )

@@ -3,7 +3,8 @@
 The passes read x twice forward, x and dy twice backward: eight times over memory in all. Where all
 values of a pool fit into the registers of one program, it reads them once, five times in all, and
 there is nothing to wait for between launches. So it is for groups of a sample where they are not
-too large, in either format, and for channels of the whole batch where maps are small.
+too large, in either format, and for channels of the whole batch where maps are small. Forward may
+be held and backward not.
 
 A program has a tile of POSITIONS × (GROUPS · WIDE) cells. A pool is WIDE cells side by side, of
 which ``members`` are there: the channels of a group, or with ACROSS the samples of a channel, whose
@@ -28,9 +29,14 @@ from normkit.engine.triton.activations import activate, before
 from normkit.engine.triton.forms import GRID_LIMIT, form_of, power_of_two
 from normkit.engine.triton.launch import Launch
 
-LARGEST = 16_384  # values of a tile: more of them leave no room for a second program beside it
+# values of a tile: with more of them a second program has no place beside it, and while one adds
+# up nothing is read. Backward has x and dy to hold
+LARGEST, LARGEST_BACKWARD = 16_384, 8_192
 USUAL = 4_096  # that small pools are put together to
-VALUES = 32  # of a tile, for each thread
+VALUES = (
+    32  # of a tile, for each thread: with 16, programs of twice the warps took 1.1 to 1.9 times
+)
+REGISTERS = 64  # that forward does with where values come 16 bits each and several at once
 SECTOR = 32  # bytes that memory gives at least: columns are no narrower
 
 
@@ -43,9 +49,22 @@ class Holding(NamedTuple):
     tile: tuple[Any, ...]  # V, ROWS, ACROSS, D, POSITIONS, GROUPS, WIDE
 
     @property
+    def size(self) -> int:
+        return math.prod(self.tile[4:])
+
+    @property
     def warps(self) -> int:
-        positions, groups, wide = self.tile[4:]
-        return max(1, min(16, positions * groups * wide // (32 * VALUES)))
+        return max(1, min(16, self.size // (32 * VALUES)))
+
+    @property
+    def backward(self) -> bool:
+        """Whether the gradient is held, too."""
+        return self.size <= LARGEST_BACKWARD
+
+    @property
+    def single(self) -> bool:
+        """Whether values are loaded one by one, as those of 7 × 7 maps in rows are."""
+        return self.tile[1] and self.tile[0] < 4
 
 
 def holding(x: Tensor, fusion: Fusion, layout: ChannelLayout) -> Holding | None:
@@ -101,6 +120,7 @@ def forward(
         (0.0, 1.0) if memory is None else memory[5:],
         (NUMBERS[act], residual is not None, fusion.weight is not None),
         stages.at_once(memory, fusion.groups),
+        None if held.single or x.element_size() > 2 else REGISTERS,
     )
     start(
         layout.aligned(x),
@@ -115,10 +135,13 @@ def forward(
 
 
 @lru_cache(maxsize=4096)
-def _map(held: Holding, eps: float, memory: Any, flags: Any, remembered: int) -> Launch:
+def _map(
+    held: Holding, eps: float, memory: Any, flags: Any, remembered: int, registers: int | None
+) -> Launch:
     constants = *flags, remembered, *held.tile
     numbers = *held.numbers, eps, *memory
-    return Launch(held_map_kernel, (held.blocks, held.samples), numbers, constants, held.warps)
+    grid = held.blocks, held.samples
+    return Launch(held_map_kernel, grid, numbers, constants, held.warps, registers=registers)
 
 
 def backward(

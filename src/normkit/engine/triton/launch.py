@@ -37,7 +37,8 @@ class Launch:
 
     Constants are compiled in. Tensors may be None where the constants tell the kernel not to touch
     them. Make one for each shape and keep it: see ``functools.lru_cache`` where they are made.
-    With ``alone`` it never overlaps with the kernel in front.
+    With ``alone`` it never overlaps with the kernel in front. ``registers`` is how many a thread
+    may have, so that more programs have a place.
     """
 
     def __init__(
@@ -49,8 +50,12 @@ class Launch:
         warps: int = 4,
         *,
         alone: bool = False,
+        registers: int | None = None,
     ) -> None:
         self.kernel, self.grid, self.warps = kernel, grid, warps
+        self.options = {"num_warps": warps}
+        if registers is not None:
+            self.options["maxnreg"] = registers
         self.numbers, self.constants, self.alone = numbers, constants, alone
         self.known: dict[tuple[Any, ...], Callable[..., None]] = {}
         self.compiled: dict[tuple[Any, ...], Any] = {}
@@ -95,7 +100,7 @@ class Launch:
         named = dict(zip(names, self.all_constants(index), strict=True))
         if named.get("OVERLAP"):
             named["launch_pdl"] = True
-        return self.kernel[self.grid](*given, *self.numbers, **named, num_warps=self.warps)
+        return self.kernel[self.grid](*given, *self.numbers, **named, **self.options)
 
     def all_constants(self, index: int) -> tuple[Any, ...]:
         """Those given, and OVERLAP for kernels that have it."""
