@@ -182,7 +182,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seconds", type=float, default=1e9, help="start no part that would take longer")
     add("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="that compile")
     add("--prepare", type=float, default=1e9, metavar="S", help="seconds for compiling kernels")
-    add("--turns", type=int, default=5, help="at most, where times differ by 2 %% (%(default)s)")
+    add("--turns", type=int, default=7, help="at most, where times differ by 2 %% (%(default)s)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--commit", help="what this is, where git cannot tell")
     add("--again", action="store_true", help="leave nothing of the file")

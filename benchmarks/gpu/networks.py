@@ -3,7 +3,8 @@
 Networks are torchvision's, steps are in bfloat16 and channels_last. Variants of a network are timed
 in turns, so that a slow minute of the machine is everyone's, and a ratio is the median over turns.
 A variant is a norm and what is done with it: ``bn`` converted, ``bn-fused`` after ``fuse``,
-``bn-save`` after ``fuse(save="inputs")``, ``bn-ws`` with standardized weights, ``torch-gn`` torch.
+``bn-save`` after ``fuse(save="inputs")``, ``bn-ws`` with standardized weights, ``torch-gn`` torch,
+``torch-folded`` by torch's own means.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.fx.experimental.optimization
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -57,6 +59,7 @@ class Case:
 
 
 USUAL = ("torch-bn", "torch-gn", "bn", "bn-fused", "gn", "gn-fused", "bcn-fused")
+EVAL = ("gn", "gn-fused", "bcn-fused")
 # in the order in which they are measured, where time is short
 CASES = {
     "resnet18-32": Case(
@@ -69,7 +72,7 @@ CASES = {
     ),
     "efficientnet_b0": Case("efficientnet_b0", 224, 128, (*USUAL, "bn-save")),
     "mobilenet_v3_large": Case("mobilenet_v3_large", 224, 128, (*USUAL, "bn-save")),
-    "densenet121": Case("densenet121", 224, 32, (*USUAL, "bn-save")),
+    "densenet121": Case("densenet121", 224, 32, (*USUAL[:-1], "bn-save")),
     "regnet_y_1_6gf": Case("regnet_y_1_6gf", 224, 64, (*USUAL, "bn-save")),
     "resnet50-8": Case(*("resnet50", 224, 8), (*USUAL, "torch-ln", "ln", "torch-in", "in", "ubn")),
     "resnet50-1": Case("resnet50", 224, 1, USUAL),
@@ -77,7 +80,12 @@ CASES = {
     "convnext_tiny": Case("convnext_tiny", 224, 64, ("torch-own", "pn", "pn-save")),
     "resnet50-inference": Case(
         *("resnet50", 224, 256),
-        ("torch-bn", "torch-gn", "bn", "bn-fused", "bn-folded", "gn", "gn-fused", "bcn-fused"),
+        ("torch-bn", "torch-gn", "torch-folded", "bn", "bn-fused", "bn-folded", *EVAL),
+        training=False,
+    ),
+    "resnet50-inference-1": Case(
+        *("resnet50", 224, 1),
+        ("torch-bn", "torch-gn", "torch-folded", "bn", "bn-fused", "bn-folded", *EVAL),
         training=False,
     ),
 }
@@ -95,6 +103,8 @@ def build(case: Case, variant: str) -> nn.Module:
         )
     else:
         model = getattr(models, case.model)(num_classes=CLASSES)
+    if variant == "torch-folded":
+        return torch.fx.experimental.optimization.fuse(model.eval())
     if norm == "torch":
         return _with(model, TORCH[rest]) if rest in TORCH else model
     if case.model.startswith("convnext"):

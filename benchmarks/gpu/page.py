@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import parts
 from benchmarks.gpu.networks import CASES
 from benchmarks.gpu.parts import LAB_IMAGES
 from normkit.core.atomic_write import write_text
@@ -17,6 +18,7 @@ MISSING = "–"
 BN, GN = "nn.BatchNorm2d", "nn.GroupNorm(32)"
 NORMS = {"torch-bn": BN, "torch-gn": "nn.GroupNorm", "torch-ln": "nn.GroupNorm(1)"}
 NORMS |= {"torch-in": "nn.InstanceNorm2d", "torch-own": "as torchvision has it"}
+NORMS |= {"torch-folded": "nn.BatchNorm2d, folded by torch.fx"}
 ADDED = {
     "folded": "{}, folded",
     "fused": "{}, fused",
@@ -29,6 +31,7 @@ TITLES = {
     "resnet50-8": "ResNet-50",
     "resnet50-1": "ResNet-50",
     "resnet50-inference": "ResNet-50, inference",
+    "resnet50-inference-1": "ResNet-50, inference",
     "efficientnet_b0": "EfficientNet-B0",
     "mobilenet_v3_large": "MobileNetV3-large",
     "densenet121": "DenseNet-121",
@@ -42,8 +45,8 @@ HEAD = """\
 # On a GPU
 
 One {device}, torch {torch}, Triton {triton}, Python {Python}, {cores} cores, commit {commit}.
-Everything on this page is written by one command from [the numbers of one run](benchmark-gpu.json),
-of what it had time for:
+Everything on this page is written by one command from
+[the numbers of one run](benchmark-gpu.json){left_out}:
 
     python -m benchmarks.gpu            measure, all or what is missing (about 7 minutes)
     python -m benchmarks.gpu --page     write this page and the README's figures
@@ -104,12 +107,6 @@ Seconds an epoch and run: a ResNet-18 with a stem for 32×32 images, {images:,} 
 flips and random crops on the device, batch 128, bfloat16, channels_last. "Recorded" steps are
 CUDA graphs.
 """
-OLDER = """\
-## Networks of an older version
-
-Not measured again yet: commit 8d66932, before the kernels of today
-([numbers](../benchmarks/results/networks-h200.json)), as above.
-"""
 README_LAYERS = """\
 On an {device} (bfloat16, channels_last, {shape}) a training step takes this many times the memory
 floor, eight passes over the input: bn, gn, bcn, rbn and sn {low:.2f} to {high:.2f},
@@ -123,8 +120,6 @@ README_MEMORY = """\
 `nk.fuse(model, save="inputs")` makes what comes out of a norm again in backward from what went
 in, to the last bit, instead of keeping it. Peak memory in GiB, and what it brings:
 """
-
-OLDER_RUNS = Path(__file__).parents[1] / "results" / "networks-h200.json"
 
 Row = dict[str, Any]
 
@@ -182,8 +177,10 @@ def gpu_page(path: Path) -> str:
 
 
 def _lines(run: GpuRun) -> Iterator[str]:
-    yield HEAD.format(**run.environment, commit=run.document["commit"])
-    for section in (_networks, _memory, _compiled, _host, _layers, _lab, _older, _remarks):
+    missing = [part for part in parts.names() if part not in run.parts]
+    left_out = f", which had no time for {', '.join(missing)}" if missing else ""
+    yield HEAD.format(**run.environment, commit=run.document["commit"], left_out=left_out)
+    for section in (_networks, _memory, _compiled, _host, _layers, _lab, _remarks):
         yield from section(run)
 
 
@@ -298,27 +295,6 @@ def _lab(run: GpuRun) -> Iterator[str]:
             title = BN if norm == "torch" else norm
             lines.append([title, *(_number(own.get(way), 3) for way in ways)])
         yield from grid(["norms", *heads], lines)
-
-
-def _older(run: GpuRun) -> Iterator[str]:
-    """Networks that this run has not, and an older one had."""
-    rows: dict[str, dict[str, Row]] = {}
-    for each in json.loads(OLDER_RUNS.read_text(encoding="utf-8"))["runs"]:
-        for name, found in each["networks"].items():
-            rows.setdefault(name, {}).update({row["variant"]: row for row in found})
-    lines = []
-    for name, own in rows.items():
-        if run.rows(f"network {name}"):
-            continue
-        head = [TITLES[name], str(CASES[name].batch)]
-        for row in own.values():
-            numbers = [_number(row.get(key)) for key in ("ratio", "gib", "memory")]
-            lines.append([*head, title(row["variant"]), _rate(row), *numbers])
-            head = ["", ""]
-    if lines:
-        yield OLDER
-        header = ["network", "batch", "norms", "images/s", f"× {BN}", "peak GiB", "×"]
-        yield from grid(header, lines, left=(0, 2))
 
 
 def _remarks(run: GpuRun) -> Iterator[str]:

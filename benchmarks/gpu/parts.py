@@ -44,6 +44,7 @@ SHAPES = (
     "128x2048x7x7 channels_last",
     "2x256x200x304 channels_last",
     "128x2048x7x7 contiguous",
+    "128x1024x14x14 contiguous",
     "128x256x56x56 contiguous",
     "128x64x112x112 channels_last",
 )
