@@ -45,19 +45,23 @@ def flat_moments_kernel(
     M: tl.constexpr, CELLS: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Mean of each row and its sum of squares about it."""
+    """Mean of each row and its sum of squares about it.
+
+    Values are taken less the row's first: a mean far from zero then costs no digits, and equal
+    values have no variance, however a sum of them or its quotient is rounded.
+    """
     program = tl.program_id(0)
     at, mask, _ = _run(program, period, M, CELLS, FLAT)
+    cell = program * CELLS + tl.arange(0, CELLS)
     wait(OVERLAP)
     release(OVERLAP)
     value = tl.load(x + at, mask=mask, other=0.0)
+    near = tl.load(x + cell.to(tl.int64) * M).to(tl.float32)
     tile, inside = _by_rows(value.to(tl.float32), M, CELLS, WIDE)
-    mean = tl.sum(tile, 1) / M
-    apart = tl.where(inside, tile - mean[:, None], 0.0)
-    more = tl.sum(apart, 1) / M  # what a sum far from zero has lost
-    apart = tl.where(inside, apart - more[:, None], 0.0)
-    cell = program * CELLS + tl.arange(0, CELLS)
-    tl.store(parts + cell, mean + more)
+    apart = tl.where(inside, tile - near[:, None], 0.0)
+    middle = tl.sum(apart, 1) / M
+    apart = tl.where(inside, apart - middle[:, None], 0.0)
+    tl.store(parts + cell, near + middle)
     tl.store(parts + tl.num_programs(0) * CELLS + cell, tl.sum(apart * apart, 1))
 
 
