@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from lab.train.stand_ins import network, numbers, run, sets
 from normkit.errors import OptionError
 from normkit.lab.experiment import Data, ModelStep, Run, Setting, Train
 from normkit.lab.results import DIVERGED, Result
+from normkit.lab.tasks.classification import Classification
 from normkit.lab.train import Progress, Training, side_by_side, train, train_together
 from normkit.lab.train.device import Randomness, RunDevice
 
@@ -112,6 +116,28 @@ def test_a_checkpoint_for_each_run() -> None:
 def test_a_place_without_a_gpu_has_no_records() -> None:
     assert RunDevice("cpu", 1).capture(lambda: None) == "there are no CUDA graphs on cpu"
     assert RunDevice("cpu", 1).peak_memory() is None
+
+
+def test_a_task_makes_its_tensors_on_the_stream_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were made on the usual stream, for which the run's own does not wait any more."""
+    inside: list[bool] = []
+    attached: list[bool] = []
+    plain = Classification.attach
+
+    @contextmanager
+    def on_stream(self: RunDevice) -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def attach(*given: Any) -> None:
+        attached.append(bool(inside))
+        plain(*given)
+
+    monkeypatch.setattr(RunDevice, "on_stream", on_stream)
+    monkeypatch.setattr(Classification, "attach", attach)
+    Training(run(1), sets(), model=network())
+    assert attached == [True]
 
 
 def test_how_many_side_by_side() -> None:

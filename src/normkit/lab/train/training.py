@@ -82,7 +82,8 @@ class Training:
         self.device = self.run_device.device
         self.task = make_task(run.setting)
         format = ImageFormat(self.device, self.train.precision, self.train.channels_last)
-        self.task.attach(run.setting, sets, format, seed)
+        with self.run_device.on_stream():  # the steps read what a task puts on the device
+            self.task.attach(run.setting, sets, format, seed)
         wanted, self.why_direct = is_recorded(self.device, sets.train, self.task)
         if share is not None:
             wanted, self.why_direct = False, "several processes agree on every step"
