@@ -14,6 +14,7 @@ from normkit.conversion import plan_fuse
 from normkit.engine.activations import KNOWN, NAMES, module_of, name_of_call, name_of_module
 from normkit.errors import OptionError
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VALUES = torch.tensor([-40.0, -4, -3.01, -2, -0.7, -1e-3, 1e-3, 0.4, 2.5, 3.01, 5.9, 6.1, 40])
 
 
@@ -32,10 +33,10 @@ def test_the_gradient_is_that_of_the_function(name):
 @pytest.mark.parametrize("layer", ["bn", "gn", "pn"])
 def test_a_norm_does_it_in_its_own_pass(name, layer):
     pytest.importorskip("triton", reason="Triton is not installed")
-    made = nk.make(layer, 8)
+    made = nk.make(layer, 8).to(DEVICE)
     with torch.no_grad():
         made.weight.fill_(2.5)  # wide enough for what bends at 3 and 6
-    x, residual, g = (torch.randn(2, 8, 3, 3) for _ in range(3))
+    x, residual, g = (torch.randn(2, 8, 3, 3, device=DEVICE) for _ in range(3))
     results = []
     for backend in ("triton", "torch", "apart"):
         own = copy.deepcopy(made)
@@ -52,11 +53,11 @@ def test_a_norm_does_it_in_its_own_pass(name, layer):
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_not_a_number_is_not_hidden(name):
     pytest.importorskip("triton", reason="Triton is not installed")
-    x = torch.randn(1, 4, 2, 2)
+    x = torch.randn(1, 4, 2, 2, device=DEVICE)
     residual = torch.full_like(x, torch.nan)
     for backend in ("triton", "torch"):
         with nk.use_backend(backend):
-            assert nk.GN(4, groups=2)(x, residual, name).isnan().all()
+            assert nk.GN(4, groups=2, device=DEVICE)(x, residual, name).isnan().all()
 
 
 def test_other_options_are_other_functions():

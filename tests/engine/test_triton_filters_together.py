@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import normkit as nk
+from normkit.conversion.forward_probe import full_precision
 from normkit.engine.special import standardized_together
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -99,13 +100,15 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_model_computes_its_weights_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In full precision: weights may differ in their last digit, and TF32, in which cuDNN computes
+    by default, makes of that one of its own ten digits."""
     calls = counted(monkeypatch)
     model, twin = network(), network()
     nk.standardize(model)
     for conv in (twin[0], twin[3]):
         nk.WS.attach(conv)
     x = torch.randn(2, 3, 7, 7, device=DEVICE)
-    with nk.use_backend("triton"):
+    with nk.use_backend("triton"), full_precision(model, twin):
         for net in (model, twin):
             net(x).square().sum().backward()
     assert calls == [2]

@@ -50,6 +50,7 @@ def test_in_a_graph(spec: Data) -> None:
         return images, labels, *mix(images, soften(labels, 10, 0.1), shares)
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())  # which writes the rows
     with torch.cuda.stream(side):
         step()
     torch.cuda.current_stream().wait_stream(side)
