@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 from zlib import crc32
 
@@ -166,9 +166,9 @@ class _Worker(Generic[Given, Result]):
     """A process with one task in hand."""
 
     def __init__(self, function: Callable[[Given], Result], task: Given) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads
+        context = _context()
         self.end, other = context.Pipe()
-        self.process: SpawnProcess = context.Process(
+        self.process: BaseProcess = context.Process(
             target=_serve, args=(function, other), daemon=True
         )
         self.process.start()
@@ -210,6 +210,16 @@ class _Worker(Generic[Given, Result]):
         self.end.close()
         self.process.kill()
         self.process.join()
+
+
+def _context() -> Any:
+    """Processes that come from one which has imported the libraries and done nothing else: that
+    takes six seconds, and a fork of this process would copy torch's threads."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["timm", "torchvision"])
+    return context
 
 
 def _serve(function: Callable[[Any], Any], end: Connection) -> None:
