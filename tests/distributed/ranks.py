@@ -1,8 +1,9 @@
 """Four processes on one machine that run every check of this folder, one after the other.
 
-Started once by test_ranks.py, as ``python ranks.py FILE``: torch is imported once, then the process
-forks. Each check is a function ``check_…`` of ``checks.py`` with the rank and the groups as
-arguments; what a rank has to say of each goes to FILE.rank as JSON, an empty text for success.
+Started once by test_ranks.py, by a fork or as ``python ranks.py FILE``: torch is imported once,
+then the process forks. Each check is a function ``check_…`` of ``checks.py`` with the rank and the
+groups as arguments; what a rank has to say of each goes to FILE.rank as JSON, an empty text for
+success.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 import checks
 import torch
 import torch._dynamo  # once here, and not in every process
+import torch._inductor.compile_fx  # which the first graph asks for
 from torch import distributed
+from torch._dynamo.utils import counters
 
 WORLD = 4
 PATIENCE = timedelta(seconds=60)
@@ -25,6 +28,8 @@ PATIENCE = timedelta(seconds=60)
 
 def run(rank: int, file: str) -> None:
     torch.set_num_threads(1)
+    torch.compiler.reset()  # of graphs and counts that the process brings along
+    counters.clear()
     distributed.init_process_group(
         "gloo", init_method=f"file://{file}.store", rank=rank, world_size=WORLD, timeout=PATIENCE
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 import normkit as nk
+from forked import CAN_FORK
 from lab.train.stand_ins import network, numbers, run, sets, until_epoch_ends
 from normkit.catalog import ENTRIES
 from normkit.lab.data import load
@@ -235,42 +235,25 @@ def test_checkpoints_are_not_written_too_often(
     assert not Checkpointer(None).due()
 
 
-KILLED = """
-import sys, torch
-from pathlib import Path
-from normkit.lab.train import train
-from normkit.lab.experiment import *
-torch.set_num_threads(1)
-setting = Setting(
-    Data("synthetic:1x8x8x3x200", flip=True, crop=1),
-    steps=(ModelStep("norm", "ubn"),),
-    train=Train(epochs=400, batch=16, lr=0.05),
-)
-print("ready", flush=True)
-train(Run(setting, 1), checkpoint=Path(sys.argv[1]), save_every=0.01)
-"""
-
-
 def test_kill_9_in_the_middle(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    limit = time.monotonic() + 240  # of a busy machine
-    while not path.exists() and time.monotonic() < limit:
-        time.sleep(0.02)
-    time.sleep(random.uniform(0, 0.1))
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    process.stdout.close()
-    reached = read(path)
     setting = Setting(
         Data("synthetic:1x8x8x3x200", flip=True, crop=1),
         steps=(ModelStep("norm", "ubn"),),
         train=Train(epochs=400, batch=16, lr=0.05),
     )
+    how = {"checkpoint": path, "save_every": 0.01}
+    context = multiprocessing.get_context("fork" if CAN_FORK else "spawn")
+    process = context.Process(target=train, args=(Run(setting, 1),), kwargs=how, daemon=True)
+    process.start()
+    limit = time.monotonic() + 240  # of a busy machine
+    while not path.exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    time.sleep(random.uniform(0, 0.1))
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    reached = read(path)
     # the same number of steps without an interruption
     plain = Training(Run(setting, 1), load(setting.data))
     while (plain.epoch, plain.at) != (reached["epoch"], reached["at"]):

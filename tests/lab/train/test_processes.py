@@ -6,16 +6,18 @@ import math
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from forked import CAN_FORK, Forked
 from normkit.errors import OptionError
 from normkit.lab.experiment import Data, Model, ModelStep, Run, Setting, Train
 from normkit.lab.results import Result
-from normkit.lab.train import train
-from normkit.lab.train.processes import ProcessLost
+from normkit.lab.train import processes, train
+from normkit.lab.train.processes import ProcessLost, companion
 from normkit.lab.train.share import BatchShare
 
 # 51 samples: batches of 8, and a last one of 3, in which the second process has nothing
@@ -41,15 +43,25 @@ def close(ours: Result, theirs: Result) -> None:
             assert math.isclose(getattr(a, name), getattr(b, name), rel_tol=1e-9), name
 
 
+def fork_companions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on: a companion that is started as users' are takes five seconds to come up."""
+    if CAN_FORK:
+        started = SimpleNamespace(Popen=lambda *_, **__: Forked(companion), PIPE=None)
+        monkeypatch.setattr(processes, "subprocess", started)
+
+
 BN = ModelStep("norm", "bn")
 
 
-def test_two_processes_are_what_worker_batch_simulates(tmp_path: Path) -> None:
+def test_two_processes_are_what_worker_batch_simulates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Interrupted in the second epoch, they go on to the same numbers."""
     steps, file = iter(range(100)), tmp_path / "run.pt"
     stopped = train(run(BN, gpus=2), checkpoint=file, save_every=0.0, stop=lambda: next(steps) >= 9)
     assert stopped is None
     assert file.exists()
+    fork_companions(monkeypatch)
     together = trained(run(BN, gpus=2), checkpoint=file)
     close(together, trained(run(BN, worker_batch=4)))
     assert together.environment["processes"] == "2"
@@ -57,7 +69,8 @@ def test_two_processes_are_what_worker_batch_simulates(tmp_path: Path) -> None:
     assert abs(other.epochs[-1].test_loss - together.epochs[-1].test_loss) > 1e-6
 
 
-def test_synchronized_statistics_are_those_of_one_process() -> None:
+def test_synchronized_statistics_are_those_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_companions(monkeypatch)
     steps = (ModelStep("norm", "bcn", options={"groups": 4}),)
     said = {"accumulate": 2, "drop_last": True}
     together = trained(run(*steps, gpus=2, statistics="synchronized", **said))
@@ -68,7 +81,7 @@ def test_a_process_that_is_lost_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         "normkit.lab.train.processes.START", "import os, signal; os.kill(os.getpid(), 9)"
     )
-    monkeypatch.setattr("normkit.lab.train.processes.PATIENCE", timedelta(seconds=3))
+    monkeypatch.setattr("normkit.lab.train.processes.PATIENCE", timedelta(seconds=1))
     with pytest.raises(ProcessLost, match=r"Process 2 of 2 of the run ended \(SIGKILL\)"):
         train(run(gpus=2))
 
