@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from forked import CAN_FORK
 from lab.sweep import pretend
+from lab.sweep.nursery import Forked
 from normkit.errors import OptionError, UnknownName
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import DIVERGED, DONE, Epoch, Result
@@ -22,6 +24,8 @@ from normkit.lab.sweep.progress import TimeLeft, run_labels
 from normkit.lab.sweep.worker import JobRunner, disk_full_cause
 
 PRETEND: dict[str, Any] = {"device": "cpu", "trainer": "lab.sweep.pretend"}
+# where those of the usual kind have been tried
+QUICKLY: dict[str, Any] = {**PRETEND, **({"start": Forked} if CAN_FORK else {})}
 
 
 def never(end: int, lock: int, log: int) -> Any:
@@ -47,7 +51,7 @@ def test_only_what_is_missing_is_trained(path: Path) -> None:
         assert "v1, seed 1: accuracy 88.97%" in "".join(lines)
         assert scores(run(small, store, start=never, **PRETEND)) == scores(first)
         lines.clear()
-        more = run(large, store, workers=1, progress=ProgressLines(lines.append), **PRETEND)
+        more = run(large, store, workers=1, progress=ProgressLines(lines.append), **QUICKLY)
         assert scores(more) == expected(large)
         assert lines[0] == "8 runs, 3 done before; 1 at once"
         assert len(lines) == 1 + 5
@@ -69,7 +73,7 @@ def test_several_experiments_are_one_queue(path: Path) -> None:
             "The time is over. The same command goes on from here.",
         ]
         lines.clear()
-        results = run([first, second], store, workers=1, progress=said, **PRETEND)
+        results = run([first, second], store, workers=1, progress=said, **QUICKLY)
     assert scores(results) == expected(first) | expected(second)
     names = [re.sub(r"^\[.*\] | [\d.]+%$", "", line) for line in lines[1:]]
     assert names == [
