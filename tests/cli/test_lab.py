@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest
 from rich.console import Console
 
 import normkit
+from forked import CAN_FORK
+from lab.sweep.nursery import Forked
 from normkit.commands import lab_actions
 from normkit.commands.lab_progress import Bars
 from normkit.errors import OptionError
@@ -103,7 +106,12 @@ def test_results_as_json(normkit: Run, trained: Trained) -> None:
     assert json.loads(ran.out) == {**facts, "comparisons": []}
 
 
-def test_from_a_file_to_a_report(normkit: Run, small: Experiment) -> None:
+def test_from_a_file_to_a_report(
+    normkit: Run, small: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers of the usual kind has test_a_machine_with_torch_alone."""
+    if CAN_FORK:
+        monkeypatch.setattr(lab_actions.sweep, "run", partial(lab_actions.sweep.run, start=Forked))
     ran = normkit("lab", "run", "small.toml", "--device", "cpu", "--workers", "2")
     assert ran.status == 0, ran.err
     assert "4 runs; 2 at once" in ran.err
