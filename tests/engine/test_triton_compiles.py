@@ -60,16 +60,17 @@ for name in sys.argv[1:]:
         large = torch.randn(1, 16, 136, 136, dtype=torch.bfloat16)
         layer(large.requires_grad_(), None, "relu").sum().backward()
     if name == "bn":
+        short = torch.randn(8, 16, 7, 7, requires_grad=True)  # rows that no vector divides
+        layer(short, None, "relu").sum().backward()
         for activation in NAMES:
             layer(x, None, activation).sum().backward()
-print(len(compiled))
+print(*sorted({name for name, *_ in compiled}))
 """
 
 
-@pytest.mark.parametrize(
-    "names", ["bn gn batch_renorm rbn", "bcn sn ubn bnet pn"], ids=lambda names: names
-)
-def test_kernels_compile_for_a_gpu(names, tmp_path):
+def test_kernels_compile_for_a_gpu(tmp_path):
+    """One process: layers share kernels, and to start one takes as long as some of these."""
+    names = "bn gn batch_renorm rbn bcn sn ubn bnet pn"
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", COMPILE, *names.split()],
         capture_output=True,
@@ -77,4 +78,6 @@ def test_kernels_compile_for_a_gpu(names, tmp_path):
         env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert int(ran.stdout) > 5
+    compiled = ran.stdout.split()
+    assert {"moments_kernel", "flat_moments_kernel"} <= set(compiled)
+    assert len(compiled) > 10
