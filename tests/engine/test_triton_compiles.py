@@ -60,7 +60,7 @@ for name in sys.argv[1:]:
         large = torch.randn(1, 16, 136, 136, dtype=torch.bfloat16)
         layer(large.requires_grad_(), None, "relu").sum().backward()
     if name == "bn":
-        short = torch.randn(8, 16, 7, 7, requires_grad=True)  # rows that no vector divides
+        short = torch.randn(512, 16, 7, 7, requires_grad=True)  # rows that no vector divides
         layer(short, None, "relu").sum().backward()
         for activation in NAMES:
             layer(x, None, activation).sum().backward()
