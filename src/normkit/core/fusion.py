@@ -169,7 +169,7 @@ class Traced(NamedTuple):
 
 class Fixed(NamedTuple):
     """(x − mean) / √(var + eps) with statistics that are given, of groups of channels; then weight
-    and bias per channel. For a CPU: a GPU takes the generic path, which needs no moments either."""
+    and bias per channel."""
 
     eps: float
     groups: int
@@ -188,7 +188,25 @@ class Fixed(NamedTuple):
         return False
 
 
-Fusion = Pool | Gate | Channel | Mix | Traced | Fixed
+class Squash(NamedTuple):
+    """tanh(alpha · x), then weight and bias per channel."""
+
+    alpha: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    memory: None = None
+
+    @property
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        """What gets a gradient."""
+        return self.weight, self.bias, self.alpha
+
+    def leaves_moments(self, channels: int) -> bool:
+        return False
+
+
+Pointwise = Fixed | Squash  # no value looks at another one
+Fusion = Pool | Gate | Channel | Mix | Traced | Pointwise
 
 
 class Depthwise(NamedTuple):
@@ -223,6 +241,8 @@ def has_gaps(description: Description) -> bool:
         return not own or has_gaps(description.norm)
     if isinstance(description, Fixed):
         return not _dense(*description[2:6])
+    if isinstance(description, Squash):
+        return not _dense(*description[:3])
     memory, given = description.memory, getattr(description, "given", None)
     if isinstance(description, Pool):
         ramps = description.ramps
@@ -253,6 +273,6 @@ def graph_family(fusion: Fusion) -> str | None:
         return None if fusion.score is not None or fusion.keeps_gates else "gate"
     if isinstance(fusion, Mix):
         return "mix"
-    if isinstance(fusion, Traced | Fixed):
+    if isinstance(fusion, Traced | Fixed | Squash):
         return None
     return None if fusion.rate is not None else "channel"

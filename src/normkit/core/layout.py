@@ -266,6 +266,11 @@ class Pieces(_Dense):
         return laid.index_select(1, self.index)
 
 
+def shared_by_samples(x: Tensor) -> Batch | Channels:
+    """Cells for a map that all samples share: as large as memory allows."""
+    return Batch.of(x) if Batch.fits(x) else Channels.of(x)
+
+
 def is_channels_last(x: Tensor) -> bool:
     """Whether the channel of x, of any rank, runs fastest in memory and nothing is skipped."""
     if x.is_contiguous():

@@ -35,11 +35,18 @@ from normkit.core.fusion import (
     Description,
     Fixed,
     Pixel,
+    Squash,
     Traced,
     graph_family,
     has_gaps,
 )
-from normkit.core.layout import Batch, Channels, Layout, is_channels_last
+from normkit.core.layout import (
+    Batch,
+    Channels,
+    Layout,
+    is_channels_last,
+    shared_by_samples,
+)
 from normkit.engine import remaking
 from normkit.engine.cpu import passes as cpp_passes
 from normkit.engine.replay import build
@@ -116,16 +123,19 @@ def decide(
     what a compiled graph would get.
     """
     if torch.compiler.is_compiling() if compiled is None else compiled:
-        return _in_graph(x, layout, _for_kernels(description), fixed, followed)
+        return _in_graph(x, layout, _for_operators(description), fixed, followed)
     if looked_into():
         return Path("expression", "a transform or a tracer looks into the arithmetic")
     if _forced == "torch":
         return Path("torch", FORCED)
     if _forced == "auto" and not x.is_cuda:
         return _without_gpu(x, layout, description, fixed, followed)
-    description = _for_kernels(description)
+    if isinstance(description, Depthwise) and isinstance(description.norm, Fixed):
+        description = None  # no kernel does the convolution after such a map
     # a program of pixels takes several, where the grids of the passes might not hold so many
     own = Channels.of(x) if isinstance(description, Pixel) else layout
+    if isinstance(description, Squash):
+        own = shared_by_samples(x)
     obstacle = _obstacle(x, own)
     if obstacle:
         if _forced == "triton":
@@ -141,6 +151,9 @@ def decide(
             return Path(decide(x, layout, description.norm).name, obstacle, part=True)
     if has_gaps(description):
         return Path("triton", "its parameters or statistics have gaps in memory")
+    if isinstance(description, Fixed | Squash):
+        obstacle = _not_pointwise(own, description)
+        return Path("triton", obstacle) if obstacle else Path("fused")
     return Path("fused", traced=isinstance(description, Traced))
 
 
@@ -215,10 +228,10 @@ class _Forced:
         _forced = self.before
 
 
-def _for_kernels(description: Description | None) -> Description | None:
-    """Without maps that need no moments: there a kernel has nothing to make."""
+def _for_operators(description: Description | None) -> Description | None:
+    """Without maps that need no moments: of these a compiler makes one kernel."""
     norm = description.norm if isinstance(description, Depthwise) else description
-    return None if isinstance(norm, Fixed) else description
+    return None if isinstance(norm, Fixed | Squash) else description
 
 
 # ---------------------------------------------------------------- CPUs, and other devices
@@ -241,7 +254,7 @@ def _without_gpu(
     part = isinstance(description, Depthwise)
     if isinstance(description, Depthwise):
         description = description.norm
-    if description is None or isinstance(description, Pixel | Traced):
+    if description is None or isinstance(description, Pixel | Traced | Squash):
         return Path("cpp", "" if fixed else "no loop makes its coefficients", apart=apart)
     if has_gaps(description):
         return Path("cpp", "its parameters or statistics have gaps in memory", part, apart)
@@ -280,6 +293,26 @@ def _not_convolved(x: Tensor, description: Depthwise) -> str:
     if x.dim() != 4 or description.kernel.shape[2:] != (3, 3):
         return "its convolution is not one of 3 × 3 over two axes"
     return "" if x[0].numel() < 2**31 else "a sample has 2³¹ values or more"
+
+
+def _not_pointwise(layout: Layout, description: Fixed | Squash) -> str:
+    """What keeps a kernel from a map of each value by itself, if anything."""
+    if not (isinstance(layout, Batch) or (isinstance(layout, Channels) and layout.strips == 1)):
+        return "its cells are not channels"
+    channels = layout.columns
+    weight, bias = description.weight, description.bias
+    sizes = [(weight, channels), (bias, channels)]
+    if isinstance(description, Fixed):
+        given = description.mean, description.var
+        sizes += [(table, description.groups) for table in given]
+        if given[0].requires_grad or given[1].requires_grad:
+            return "its statistics are to get a gradient"
+    else:
+        sizes.append((description.alpha, 1))
+    for table, size in sizes:
+        if table is not None and (table.numel() != size or table.dtype not in DTYPES):
+            return "its parameters or statistics have another size or type"
+    return "" if (weight is None) == (bias is None) else "it has a scale or a shift alone"
 
 
 # ---------------------------------------------------------------- graphs

@@ -110,3 +110,20 @@ def pixels(
         shape = (-1, *(1,) * (x.dim() - 2))
         y = y * weight.view(shape) + bias.view(shape)
     return epilogue(y, residual, act).to(x.dtype)
+
+
+def squashed(
+    x: Tensor,
+    alpha: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    act: str,
+) -> Tensor:
+    """tanh(alpha · x) of each value, then the parameters of each channel."""
+    wide = statistics_dtype(x.dtype)
+    y = torch.tanh(alpha.to(wide) * x.to(wide))
+    if weight is not None and bias is not None:
+        shape = (-1, *(1,) * (x.dim() - 2))
+        y = y * weight.view(shape) + bias.view(shape)
+    return epilogue(y, residual, act).to(x.dtype)

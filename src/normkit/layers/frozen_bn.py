@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.fusion import Fixed, Fusion
-from normkit.core.layout import Batch, Channels, Layout
+from normkit.core.layout import Layout, shared_by_samples
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.statistics import LayerState
 from normkit.core.trained import STATISTICS, TrainedBN
@@ -71,7 +71,7 @@ class FrozenBN(Normalizer):
         return {"running_mean": self.running_mean, "running_var": self.running_var}
 
     def cells(self, x: Tensor) -> Layout:
-        return Batch.of(x) if Batch.fits(x) else Channels.of(x)
+        return shared_by_samples(x)
 
     def uses_moments(self) -> bool:
         return False

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.core.fusion import Fixed, Fusion
+from normkit.core.fusion import Fixed, Fusion, Squash
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
@@ -87,7 +87,7 @@ class Replayed:
         plain = path.name == "fused" and not self.listeners and not state.again
         if not plain or (fusion.memory is None and self.tracks(state)):
             return None
-        return step_record(self, x, activation)
+        return step_record(self, x, activation, alone=isinstance(fusion, Fixed | Squash))
 
     def with_loops(self, path: Path, state: LayerState, fusion: Any) -> Path:
         """A path on a CPU, without the loops for coefficients that do not do all of it."""

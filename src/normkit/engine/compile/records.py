@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool, Traced, graph_family
+from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool, Squash, Traced, graph_family
 from normkit.core.layout import Batch, Channels
 
 FAMILIES = ("pool-sample", "pool-batch", "gate", "channel", "mix")
@@ -49,7 +49,7 @@ class OperatorRecord(NamedTuple):
 def spread(fusion: Fusion, whole: bool) -> OperatorRecord | None:
     """The record of a description; None if it has no place in a graph."""
     family = graph_family(fusion)
-    if family is None or isinstance(fusion, Traced):
+    if family is None or isinstance(fusion, Traced | Squash):
         return None
     given = getattr(fusion, "given", None)
     options = Options(int(whole), getattr(fusion, "groups", 1), int(given is not None))

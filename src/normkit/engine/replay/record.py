@@ -141,8 +141,9 @@ class RecordedStep:
     ) -> list[Tensor | None]:
         """In the order of slots: x, residual, parameters, buffers."""
         layer: Any = self.layer()
-        own = [p for p in parameters if p is not None]
         kept = {name: b for name, b in layer._buffers.items() if b is not None}
+        buffers = {id(b) for b in kept.values()}
+        own = [p for p in parameters if p is not None and id(p) not in buffers]
         names = [name for p in own for name, mine in layer._parameters.items() if mine is p]
         self.plan.update(
             parameters=names,
@@ -159,6 +160,22 @@ class RecordedStep:
     def has(self, name: str) -> bool:
         """Whether a parameter of this name was given."""
         return name in self.plan["parameters"]
+
+    def owns(self, parameters: Sequence[Tensor | None]) -> list[bool]:
+        """Which of these are parameters of the layer, and not buffers."""
+        own = {id(t) for t in self.plan["tensors"][: len(self.plan["parameters"])]}
+        return [p is not None and id(p) in own for p in parameters]
+
+    def forward_alone(self, recording: Recording, x: Tensor, y: Tensor) -> None:
+        """A forward after which no backward comes: it is replayed where none is wanted."""
+        layer, module, plan = self.layer(), extension(wanted=False), self.plan
+        if layer is None or module is None or self.with_forward(recording, y, y) is None:
+            return
+        plan["learned"] = False
+        plan["serves"] = 1 if torch.is_grad_enabled() else 2
+        plan.update(backward={"allocations": [], "launches": []}, dx=-1, dresidual=-1)
+        plan["gradients"] = [(-1, 0, 0)] * len(plan["parameters"])
+        self._add(layer, module, x, None)
 
     def repetition(self) -> Repetition:
         """How the layer's map is made once more, on tables; the layer must still be there."""
@@ -207,10 +224,15 @@ class RecordedStep:
         dresidual: Tensor | None,
         gradients: Sequence[Tensor | None],
         again: Callable[..., Any],
+        *,
+        keeps_x: bool = True,
+        learned: bool | None = None,
     ) -> None:
         """The backward is known too: from now on such a step is replayed.
 
-        ``gradients`` are those of the parameters that there are.
+        ``gradients`` are those of the parameters that there are. Without ``keeps_x`` the backward
+        does without x, which here is only like it. ``learned`` says whether parameters had a
+        gradient, if one without, or with, is another step.
         """
         layer, module, plan = self.layer(), extension(wanted=False), self.plan
         if layer is None or module is None:
@@ -225,10 +247,16 @@ class RecordedStep:
         except Unrecordable:
             self.give_up()
             return
+        plan["keeps_x"] = keeps_x
+        if learned is not None:
+            plan["learned"] = learned
+        self._add(layer, module, x, again)
+
+    def _add(self, layer: Any, module: Any, x: Tensor, again: Callable[..., Any] | None) -> None:
         replays = layer.__dict__.get("_replays")
         if replays is None:
             replays = layer.__dict__["_replays"] = module.Replays()
-        replays.add(x, {**plan, "again": again})
+        replays.add(x, {**self.plan, "again": again})
 
     def give_up(self) -> None:
         layer = self.layer()
@@ -236,8 +264,13 @@ class RecordedStep:
             layer.__dict__["_unrecorded"] = layer.__dict__.get("_unrecorded", 0) + 1
 
 
-def step_record(layer: Any, x: Tensor, activation: str) -> RecordedStep | None:
-    """For a step that is worth recording: one that can be replayed, of a layer with few shapes."""
+def step_record(
+    layer: Any, x: Tensor, activation: str, *, alone: bool = False
+) -> RecordedStep | None:
+    """For a step that is worth recording: one that can be replayed, of a layer with few shapes. A
+    forward without gradients only if it is replayed ``alone``."""
+    if not (alone or torch.is_grad_enabled()):
+        return None
     replays = layer.__dict__.get("_replays")
     if replays is not None and len(replays) >= PLANS:
         return None
@@ -252,7 +285,6 @@ def may_replay(x: Any) -> bool:
     """Whether nobody looks into this forward, and none repeats it: what Python has to ask."""
     return (
         type(x) is Tensor
-        and (torch.is_grad_enabled() or x.is_cpu)
         and _backward() == -1
         and ((hooks := _hooks(True)) is None or remaking.are_ours(hooks))
         and not _modes()

@@ -101,6 +101,8 @@ struct Plan : torch::CustomClassHolder {
   bool unknown = false;               // it is more, and was recorded where nobody makes y again
   int y, tables;
   bool keeps_y = false;               // for the backward, which has it in the residual's slot
+  bool keeps_x = true;                // else the backward does without it
+  std::optional<bool> learned;        // whether a parameter gets a gradient, if that matters
   int gates = -1;                     // a second result, (rows, C), which has a gradient too
   int64_t rows = 0;                   // of it
   int dx, dresidual;                  // slots of the backward; -1: none, -2: the gradient itself
@@ -270,7 +272,7 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     const bool again = plan->key.activation != "none";  // the map is made again in the backward
     results->tables = slots[plan->tables];
     Tensor second = plan->keeps_y ? slots[plan->y] : again && residual ? *residual : Tensor();
-    variable_list kept{x, second, slots[plan->tables]};
+    variable_list kept{plan->keeps_x ? x : Tensor(), second, slots[plan->tables]};
     kept.insert(kept.end(), parameters.begin(), parameters.end());
     ctx->save_for_backward(std::move(kept));
     ctx->saved_data["plan"] = c10::IValue::make_capsule(plan);
@@ -289,7 +291,7 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     Tensor grad_gates = plan.gates < 0 ? Tensor() : grads[1];
     if (!grad.defined() && !grad_gates.defined()) return found;
     variable_list kept = ctx->get_saved_variables();
-    if (!grad.defined()) grad = at::zeros_like(kept[0]);
+    if (!grad.defined()) grad = at::zeros_like(kept[0]);  // steps with gates keep x
     std::vector<Tensor> slots{kept[0], kept[1]};
     slots.insert(slots.end(), kept.begin() + 3, kept.end());
     std::vector<bool> needs{plan.key.needs_x, plan.key.needs_residual};
@@ -339,7 +341,8 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
     py::list rest;  // the gradient of what else there is
     if (plan.gates >= 0)
       rest.append(grad_gates.defined() ? py::cast(grad_gates) : py::object(py::none()));
-    py::sequence given = plan.again(py::cast(inputs[0]), residual, parameters, py::cast(made),
+    py::object x = inputs[0].defined() ? py::cast(inputs[0]) : py::object(py::none());
+    py::sequence given = plan.again(x, residual, parameters, py::cast(made),
                                     py::cast(grad), py::cast(needs), *py::tuple(rest));
     for (size_t i = 0; i < needs.size(); ++i)
       if (!given[i].is_none()) found[2 + i] = given[i].cast<Tensor>();
@@ -391,6 +394,12 @@ struct Replays {
       if (!collect(parameters, plan->parameters, *plan, 0, own) ||
           !collect(buffers, plan->buffers, *plan, plan->parameters.size(), kept))
         return py::none();
+      if (plan->learned && at::GradMode::is_enabled()) {
+        auto learns = [](const Tensor& t) { return t.requires_grad(); };
+        if (*plan->learned != std::any_of(own.begin(), own.end(), learns) ||
+            std::any_of(kept.begin(), kept.end(), learns))  // to which no step has a gradient
+          continue;
+      }
       Results results;
       auto made = NormalizerStep::apply(plan, reinterpret_cast<void*>(stream), x, residual,
                                         at::TensorList(own), kept, &results);
@@ -489,10 +498,12 @@ c10::intrusive_ptr<Plan> plan(const Tensor& x, const py::dict& given) {
     made->gradients.push_back({std::get<0>(part), std::get<1>(part), std::get<2>(part)});
   }
   made->again = given["again"];
+  if (given.contains("keeps_x")) made->keeps_x = given["keeps_x"].cast<bool>();
+  if (given.contains("learned")) made->learned = given["learned"].cast<bool>();
+  if (given.contains("serves")) made->serves = given["serves"].cast<int>();
   made->loops = given.contains("report");
   if (made->loops) {
     made->report = given["report"];
-    made->serves = given["serves"].cast<int>();
     made->writes = given["writes"].cast<std::vector<int>>();
     made->gates = given["gates"].cast<int>();
     made->rows = given["rows"].cast<int64_t>();
