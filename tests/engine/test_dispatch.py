@@ -15,7 +15,7 @@ from normkit.errors import DtypeError, OptionError
 from normkit.layers.replayed import Replayed
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from normkit.engine.families import depthwise, filters, fused, pixel
+from normkit.engine.families import depthwise, filters, fused, pixel, pointwise
 from normkit.engine.triton import passes as triton_passes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,7 +59,7 @@ def ran(monkeypatch):
     counting(plain, "pixels", "expression")
     for function in (
         *(fused._Fused, depthwise._FusedDepthwise, pixel._Fused),
-        *(filters._Filters, filters._Together),
+        *(filters._Filters, filters._Together, pointwise._Pointwise),
     ):
         counting(function, "apply", "fused")
     return seen

@@ -40,13 +40,7 @@ from normkit.core.fusion import (
     graph_family,
     has_gaps,
 )
-from normkit.core.layout import (
-    Batch,
-    Channels,
-    Layout,
-    is_channels_last,
-    shared_by_samples,
-)
+from normkit.core.layout import Batch, Channels, Layout, is_channels_last
 from normkit.engine import remaking
 from normkit.engine.cpu import passes as cpp_passes
 from normkit.engine.replay import build
@@ -134,8 +128,6 @@ def decide(
         description = None  # no kernel does the convolution after such a map
     # a program of pixels takes several, where the grids of the passes might not hold so many
     own = Channels.of(x) if isinstance(description, Pixel) else layout
-    if isinstance(description, Squash):
-        own = shared_by_samples(x)
     obstacle = _obstacle(x, own)
     if obstacle:
         if _forced == "triton":

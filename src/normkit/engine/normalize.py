@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Fusion
+from normkit.core.fusion import Fixed, Fusion, Squash
 from normkit.core.layout import Batch, Channels, Layout, dense
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.statistics import Repetition
@@ -89,8 +89,12 @@ def fused(
     if path.name in OPERATORS:
         return graph.fused(path, x, fusion, residual, activation, layout)
     from normkit.engine.families import fused as families  # needs Triton, which is here
+    from normkit.engine.families import pointwise
 
     assert isinstance(layout, Batch | Channels)
+    if isinstance(fusion, Fixed | Squash):  # nothing is made of the batch
+        y = pointwise.pointwise(x, fusion, residual, activation, layout, record)
+        return y, y, 0, None
     return families.fused(x, fusion, residual, activation, layout, repetition, record)
 
 

@@ -1,5 +1,5 @@
 """What Triton computes as a whole outside the affine family: a norm with the depthwise convolution
-after it, positional normalization, maps of each value by itself, and the weights of convolutions.
+after it, positional normalization, and the weights of convolutions.
 
 Families need Triton, so they are imported when a path has been decided that has it.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Depthwise, Fixed, Pixel, Squash
+from normkit.core.fusion import Depthwise, Pixel
 from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.statistics import Repetition
 from normkit.engine import plain
@@ -57,23 +57,6 @@ def normalized_pixels(
     from normkit.engine.families import pixel
 
     return pixel.fused_pixels(x, description, residual, activation)
-
-
-def mapped_alone(
-    x: Tensor,
-    description: Fixed | Squash,
-    residual: Tensor | None,
-    activation: str,
-    layout: Layout,
-    record: Any = None,
-) -> Tensor:
-    """A map that looks at each value alone, on a path that was decided to be fused. A ``record`` is
-    told what is launched."""
-    from normkit.engine.families import pointwise
-
-    check(x, residual, activation)
-    assert isinstance(layout, Batch | Channels)
-    return pointwise.pointwise(x, description, residual, activation, layout, record)
 
 
 def standardized_filters(weight: Tensor, count: int, eps: float, outside: bool) -> Tensor | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.core.card import Card
-from normkit.core.fusion import Fixed, Fusion, Traced
+from normkit.core.fusion import Fusion, Traced
 from normkit.core.layout import Channels, Layout, dense
 from normkit.core.messages import channel_hint, title
 from normkit.core.moments import Coefficients, Moments, per_channel
@@ -26,7 +26,6 @@ from normkit.engine.dispatch import KERNELS, Path, decide
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed, followed_by
 from normkit.engine.normalize import fused, normalize
-from normkit.engine.special import mapped_alone
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 from normkit.layers.from_training import FromTraining
 from normkit.layers.masking import Masking, mask_in_force
@@ -388,9 +387,6 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
     ) -> tuple[Tensor, Tensor | None]:
         """The norm on the path that was decided, and its gates if it has any: new statistics are
         written."""
-        if isinstance(fusion, Fixed) and path.name == "fused":
-            record = self.recorded(path, x, state, fusion, activation)
-            return mapped_alone(x, fusion, residual, activation, self.cells(x), record), None
         if fusion is not None and path.name in KERNELS:
             y, tables, begin, gates = fused(
                 *(path, x, fusion, self.repetition(state)),

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.fusion import Fusion, Squash
-from normkit.core.layout import dense, shared_by_samples
+from normkit.core.layout import Layout, dense, shared_by_samples
 from normkit.core.precision import statistics_dtype
 from normkit.core.statistics import LayerState
 from normkit.core.trained import TrainedBN
 from normkit.engine.dispatch import decide
-from normkit.engine.special import mapped_alone
 from normkit.layers.base import Normalizer
 
 STRAIGHT = 0.02  # of the variance that a fit wants, what tanh may take away
@@ -65,6 +64,9 @@ class DyT(Normalizer):
     def uses_moments(self) -> bool:
         return False
 
+    def cells(self, x: Tensor) -> Layout:
+        return shared_by_samples(x)
+
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:
         return Squash(self.alpha, self.weight, self.bias)
 
@@ -73,9 +75,7 @@ class DyT(Normalizer):
         squash = self.description(given, state)
         path = decide(given, self.cells(given), squash, fixed=True)
         if path.name == "fused":
-            record = self.recorded(path, given, state, squash, activation)
-            layout = shared_by_samples(given)
-            return mapped_alone(given, squash, residual, activation, layout, record)
+            return self.run(path, given, state, squash, residual, activation)[0]
         wide = statistics_dtype(torch.promote_types(x.dtype, self.alpha.dtype))
         y = torch.tanh(self.alpha.to(wide) * x.to(wide)).to(x.dtype)
         return self.finish(y, residual, activation)
