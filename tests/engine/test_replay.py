@@ -106,6 +106,19 @@ def test_a_replayed_step_gives_what_the_layer_gives(name, activation, with_resid
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_a_convolution_by_torch_is_no_part_of_a_recorded_step():
+    """The norm in front of a kernel of 5 × 5 was recorded as if it were the whole layer, and from
+    the second step on the convolution was left out."""
+    layer = nk.BNET(16, kernel_size=5, init="torch").to(DEVICE)
+    other = copy.deepcopy(layer)
+    for seed in range(3):
+        made, _ = step(layer, batch(seed))
+        with nk.use_backend("torch"):
+            expected, _ = step(other, batch(seed))
+        for got, wanted in zip(made, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_other_shapes_types_and_modes_are_other_steps():
     layer = recorded()
     assert not replays(step(layer, batch(1, n=4)))

@@ -85,6 +85,7 @@ class Replayed:
     ) -> RecordedStep | None:
         """To record a step, if all that it does will be launches of kernels."""
         plain = path.name == "fused" and not self.listeners and not state.again
+        plain = plain and not path.part  # after which torch convolves
         if not plain or (fusion.memory is None and self.tracks(state)):
             return None
         return step_record(self, x, activation, alone=isinstance(fusion, Fixed | Squash))
