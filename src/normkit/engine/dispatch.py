@@ -125,7 +125,8 @@ def decide(
     if _forced == "auto" and not x.is_cuda:
         return _without_gpu(x, layout, description, fixed, followed)
     if isinstance(description, Depthwise) and isinstance(description.norm, Fixed):
-        description = None  # no kernel does the convolution after such a map
+        # no kernel does the convolution after such a map
+        return decide(x, layout, description.norm, fixed=True)._replace(part=True)
     # a program of pixels takes several, where the grids of the passes might not hold so many
     own = Channels.of(x) if isinstance(description, Pixel) else layout
     obstacle = _obstacle(x, own)

@@ -88,13 +88,15 @@ def fused(
     layout = cells(x)
     if path.name in OPERATORS:
         return graph.fused(path, x, fusion, residual, activation, layout)
-    from normkit.engine.families import fused as families  # needs Triton, which is here
-    from normkit.engine.families import pointwise
-
+    # families need Triton, which is here
     assert isinstance(layout, Batch | Channels)
     if isinstance(fusion, Fixed | Squash):  # nothing is made of the batch
+        from normkit.engine.families import pointwise
+
         y = pointwise.pointwise(x, fusion, residual, activation, layout, record)
         return y, y, 0, None
+    from normkit.engine.families import fused as families
+
     return families.fused(x, fusion, residual, activation, layout, repetition, record)
 
 

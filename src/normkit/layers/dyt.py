@@ -71,11 +71,11 @@ class DyT(Normalizer):
         return Squash(self.alpha, self.weight, self.bias)
 
     def normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
-        state, given = self.state(), dense(x)
-        squash = self.description(given, state)
-        path = decide(given, self.cells(given), squash, fixed=True)
+        x, state = dense(x), self.state()
+        squash = self.description(x, state)
+        path = decide(x, self.cells(x), squash, fixed=True)
         if path.name == "fused":
-            return self.run(path, given, state, squash, residual, activation)[0]
+            return self.run(path, x, state, squash, residual, activation)[0]
         wide = statistics_dtype(torch.promote_types(x.dtype, self.alpha.dtype))
         y = torch.tanh(self.alpha.to(wide) * x.to(wide)).to(x.dtype)
         return self.finish(y, residual, activation)

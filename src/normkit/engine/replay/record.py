@@ -272,7 +272,8 @@ def step_record(
     if not (alone or torch.is_grad_enabled()):
         return None
     replays = layer.__dict__.get("_replays")
-    if replays is not None and len(replays) >= PLANS:
+    most = PLANS if torch.is_grad_enabled() else PLANS // 2  # so that there is room for training
+    if replays is not None and len(replays) >= most:
         return None
     if layer.__dict__.get("_unrecorded", 0) >= PLANS or not may_replay(x):
         return None
