@@ -90,6 +90,11 @@ def started(monkeypatch):
     return found
 
 
+def given(seed: int) -> torch.Tensor:
+    x = torch.randn(3, 24, 5, 5, generator=torch.Generator().manual_seed(seed))
+    return x.to(DEVICE, memory_format=torch.channels_last)
+
+
 def gradients(layer, x, residual, activation, grad):
     given = [x, *([] if residual is None else [residual]), *layer.parameters()]
     wanted = [t for t in given if t.requires_grad]
@@ -308,6 +313,29 @@ def test_the_backward_of_a_backward(layer, activation):
             layer(x.clone().requires_grad_(), residual, activation).sum().backward()
 
 
+@pytest.mark.parametrize("activation", ["none", "silu"])
+@pytest.mark.parametrize("which", ["parameters", "residual", "input"])
+def test_gradients_of_some(layer, which, activation):
+    """What needs none gets none, also from a replayed step, and an in-place ReLU may follow."""
+    layer.requires_grad_(which == "parameters")
+    for seed in range(3):
+        results = []
+        for backend in ("triton", "torch"):
+            x, residual = given(seed), given(seed + 5)
+            x.requires_grad_(which == "input")
+            residual.requires_grad_(which == "residual")
+            wanted = {"parameters": list(layer.parameters()), "input": [x], "residual": [residual]}
+            with nk.use_backend(backend):
+                y = torch.relu_(layer(x, residual, activation))
+                if wanted[which]:
+                    y.square().sum().backward()
+            results.append([y, *(t.grad for t in wanted[which])])
+            layer.zero_grad()
+            assert all(t.grad is None for k, v in wanted.items() if k != which for t in v)
+        for mine, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_many_gradients_at_once(layer):
     x = inputs(2, (3, 2), "contiguous", torch.float32, 24).to(DEVICE).requires_grad_()
     with nk.use_backend("triton"):
@@ -366,11 +394,6 @@ def extension():
         pytest.skip(str(error))
     with nk.use_backend("triton"):
         yield
-
-
-def given(seed: int) -> torch.Tensor:
-    x = torch.randn(3, 24, 5, 5, generator=torch.Generator().manual_seed(seed))
-    return x.to(DEVICE, memory_format=torch.channels_last)
 
 
 @COMPILER
