@@ -62,13 +62,15 @@ def machine(request, monkeypatch):
     whole = triton_passes.form_of
     if request.param == "large":
         monkeypatch.setattr(pointwise, "UNROLL", 2)
+        monkeypatch.setattr(pointwise, "LONG", 2)
         monkeypatch.setattr(triton_passes, "_multiprocessors", lambda device: 64)
         monkeypatch.setattr(
             triton_passes,
             "form_of",
             lambda shape: whole(shape)._replace(tile_positions=4, tile_cells=8),
         )
-    caches = [pointwise._map, pointwise._gradient, triton_passes._gradient, triton_passes._affine]
+    own = pointwise._map, pointwise._gradient, pointwise._total
+    caches = [*own, triton_passes._gradient, triton_passes._affine]
     for cache in caches:
         cache.cache_clear()
     yield request.param
@@ -449,7 +451,15 @@ def test_what_is_learned_may_change(name, extension):
     assert "NormalizerStep" in y.grad_fn.name()
     with torch.no_grad():
         layer(given(1))
+    plans = len(layer._replays)
+    for _ in range(3):
+        assert not layer(given(1)).requires_grad
+        assert len(layer._replays) == plans + 1
     layer.requires_grad_(True)
+    for _ in range(2):
+        layer.zero_grad()
+        layer(given(1)).sum().backward()
+        assert all(p.grad is not None and p.grad.any() for p in layer.parameters())
     for _ in range(3):
         layer.zero_grad()
         y = layer(given(1).requires_grad_())
@@ -513,3 +523,16 @@ def test_outputs_that_are_made_again(layer, started):
             results.append([x.grad, *(p.grad.clone() for p in conv.parameters())])
     for mine, theirs in zip(*results, strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_outputs_are_made_again_where_the_norm_has_no_gradient(started):
+    """As behind a frozen stem: the convolution after it would keep them."""
+    layer, conv = make("frozen_bn"), torch.nn.Conv2d(24, 2, 1).to(DEVICE)
+    with nk.use_backend("triton"):
+        with remaking.Remaking():
+            y = layer(given(1))
+            loss = conv(y).square().sum()
+        del y
+        started.clear()
+        loss.backward()
+    assert started == [triton_kernels.affine_kernel]

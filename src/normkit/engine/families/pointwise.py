@@ -84,7 +84,7 @@ def pointwise(
     with recording or nullcontext():
         y = write_map(x, residual, (weight, bias, alpha), statistics, map, None)
     if recording is not None and record is not None:
-        record.forward_alone(recording, x, y)
+        record.forward_alone(recording, x, y, nothing_learned=False)
     return y
 
 
@@ -123,7 +123,7 @@ class _Pointwise(torch.autograd.Function):
                 ctx.record = record.with_forward(recording, y, held)
                 ctx.own = record.owns(parameters)
             else:
-                record.forward_alone(recording, x, y)
+                record.forward_alone(recording, x, y, nothing_learned=True)
         recomputes = map.act != "none"
         # what is not learned may change, and of given statistics is in the tables
         saved = [

@@ -166,13 +166,16 @@ class RecordedStep:
         own = {id(t) for t in self.plan["tensors"][: len(self.plan["parameters"])]}
         return [p is not None and id(p) in own for p in parameters]
 
-    def forward_alone(self, recording: Recording, x: Tensor, y: Tensor) -> None:
-        """A forward after which no backward comes: it is replayed where none is wanted."""
+    def forward_alone(
+        self, recording: Recording, x: Tensor, y: Tensor, *, nothing_learned: bool
+    ) -> None:
+        """A forward after which no backward comes: because nothing gets a gradient, whatever the
+        mode, or because the mode is one without."""
         layer, module, plan = self.layer(), extension(wanted=False), self.plan
         if layer is None or module is None or self.with_forward(recording, y, y) is None:
             return
         plan["learned"] = False
-        plan["serves"] = 1 if torch.is_grad_enabled() else 2
+        plan["serves"] = 1 if nothing_learned else 2
         plan.update(backward={"allocations": [], "launches": []}, dx=-1, dresidual=-1)
         plan["gradients"] = [(-1, 0, 0)] * len(plan["parameters"])
         self._add(layer, module, x, None)
