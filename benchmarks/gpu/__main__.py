@@ -24,7 +24,7 @@ from benchmarks.gpu.networks import first_line
 from benchmarks.gpu.parts import Machine
 from benchmarks.gpu.preparing import prepare
 from normkit.core.atomic_write import write_text
-from normkit.errors import NormkitError, nearest
+from normkit.errors import NormkitError, OptionError, nearest
 
 ROOT = Path(__file__).parents[2]
 EPILOG = """\
@@ -119,7 +119,16 @@ def _with_extension() -> bool:
 
 
 def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """The file of a run, if there is one."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--json: {path} cannot be read: {error}.") from None
+    if not isinstance(found, dict) or not isinstance(found.get("parts"), dict):
+        raise OptionError(f"--json: {path} is not the file of a run. Try another name.")
+    return found
 
 
 def versions(machine: Machine, commit: str | None) -> dict[str, Any]:
@@ -179,11 +188,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--json", type=Path, default=ROOT / "docs" / "benchmark-gpu.json", metavar="FILE")
     add("--parts", nargs="+", default=known, metavar="PART", help="of those below (all)")
-    add("--seconds", type=float, default=1e9, help="start no part that would take longer")
-    add("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="that compile")
-    add("--prepare", type=float, default=1e9, metavar="S", help="seconds for compiling kernels")
-    add("--turns", type=int, default=7, help="at most, where times differ by 2 %% (%(default)s)")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--seconds", type=duration, default=1e9, help="start no part that would take longer")
+    add("--processes", type=count, default=max(1, (os.cpu_count() or 2) - 2), help="that compile")
+    add("--prepare", type=duration, default=1e9, metavar="S", help="for compiling kernels")
+    add("--turns", type=count, default=7, help="at most, where times differ by 2 %% (%(default)s)")
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", choices=("cuda", "cpu"), default=here)
     add("--commit", help="what this is, where git cannot tell")
     add("--again", action="store_true", help="leave nothing of the file")
     add("--trial", action="store_true", help="tiny shapes")
@@ -198,7 +208,29 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("these shapes take hours on a CPU. Try --trial, or python -m benchmarks.")
     if options.page and not options.json.exists():
         parser.error(f"--page: there is no {options.json}.")
+    if not options.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.parent}.")
+    try:
+        read(options.json)
+    except OptionError as error:
+        parser.error(str(error))
     return options
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"got {text}, expected a whole number from 1 on")
+    return int(text)
+
+
+def duration(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"got {text}, expected seconds, from 0 on")
+    return value
 
 
 if __name__ == "__main__":

@@ -139,9 +139,19 @@ def test_what_processes_call_can_be_imported_by_them():
         (["--parts", "hots"], "unknown part 'hots'. Did you mean 'host'?"),
         (["--device", "cpu"], "Try --trial"),
         (["--page", "--json", "nowhere.json"], "there is no nowhere.json"),
+        (["--trial", "--turns", "0"], "got 0, expected a whole number from 1 on"),
+        (["--trial", "--seconds", "-5"], "got -5, expected seconds"),
+        (["--trial", "--device", "martian"], "invalid choice: 'martian'"),
+        (["--trial", "--json", "no/folder/x.json"], "there is no folder no/folder"),
+        (["--trial", "--json", "list.json"], "list.json is not the file of a run"),
+        (["--trial", "--json", "text.json"], "text.json cannot be read"),
+        (["--trial", "--json", "."], "cannot be read"),
     ],
 )
-def test_bad_arguments_are_explained(arguments, said, capsys):
+def test_bad_arguments_are_explained(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("list.json").write_text("[]")
+    Path("text.json").write_text("no JSON")
     with pytest.raises(SystemExit) as stop:
         command.main(arguments)
     assert stop.value.code == 2

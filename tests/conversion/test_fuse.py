@@ -105,7 +105,9 @@ def test_what_else_uses_the_norm_is_left_alone() -> None:
             return torch.relu(y) + y
 
     net = Two()
-    assert plan_fuse(net).left == {"norm": "neither a sum nor an activation alone follows it"}
+    [(path, reason)] = plan_fuse(net).left.items()
+    assert path == "norm"
+    assert "neither a sum nor a known activation alone follows it" in reason
     assert nk.fuse(net) is net
 
 
@@ -416,3 +418,11 @@ def test_on_a_cpu_a_fused_sum_takes_no_memory_of_its_own(
     parts = torch.autograd.grad(apart, (x, skip, twin.weight, twin.bias), dy)
     for a, b in zip(ours, parts, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("activation", [torch.nn.Softplus(), torch.nn.PReLU(), torch.nn.Tanh()])
+def test_where_nothing_is_fused_a_warning_says_so(activation):
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), nk.BN(8), activation)
+    with pytest.warns(UserWarning, match=r"fuse changed nothing. 1: .*plan_fuse"):
+        nk.fuse(net, example=False)
+    assert nk.plan_fuse(net).left.keys() == {"1"}

@@ -308,3 +308,34 @@ def test_outputs_that_are_made_again(name):
         assert torch.equal(mine, theirs)
     if name not in WITH_KERNEL:
         assert all("NormalizerStep" in kind for kind in seen)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "frozen_bn", "dyt"])
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_tensor_in_two_places_is_not_taken_for_one_in_others(name, learns):
+    """x as its own residual, or as the gradient, and then others: by a step of its own."""
+    layer = make(name)
+    layer = layer if learns else layer.eval()
+    exact = copy.deepcopy(layer)
+
+    def everything(layer, same):
+        x, residual, grad = (batch(seed) for seed in (1, 2, 3))
+        x.requires_grad_(learns)
+        if same == "residual":
+            residual = x
+        if same == "grad":
+            grad = x.detach()
+        if same == "both":
+            grad = residual
+        if not learns:
+            with torch.no_grad():
+                return [layer(x, residual, "relu")]
+        y = layer(x, residual, "relu")
+        return [y, *torch.autograd.grad(y, x, x if same == "grad" else grad)]
+
+    for same in ("residual", "grad", "both", "none", "none"):
+        found = everything(layer, same)
+        with nk.use_backend("torch"):
+            truth = everything(exact, same)
+        for mine, theirs in zip(found, truth, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)

@@ -229,6 +229,18 @@ class Pixel(NamedTuple):
 Description = Fusion | Depthwise | Pixel
 
 
+def is_half(description: Description) -> bool:
+    """Whether it has a scale without a shift, or the other way round: kernels take both or none."""
+    if isinstance(description, Depthwise):
+        return is_half(description.norm)
+    if isinstance(description, Traced):
+        return False
+    half = (description.weight is None) != (description.bias is None)
+    if isinstance(description, Channel):
+        half |= (description.group_weight is None) != (description.group_bias is None)
+    return half
+
+
 def has_gaps(description: Description) -> bool:
     """Whether kernels cannot read its tensors: they take a table as it lies in memory.
 

@@ -207,9 +207,13 @@ def standardization_error(used: Moments, true: Moments, eps: float) -> Tensor:
     return wrong_scale + ((true.mean - used.mean) * scale).square()
 
 
-def per_channel(weight: Tensor, bias: Tensor, x: Tensor) -> Coefficients:
-    """The map of a weight and a bias, for all samples; as wide as statistics of x would be."""
-    dtype = statistics_dtype(torch.promote_types(weight.dtype, x.dtype))
+def per_channel(weight: Tensor | None, bias: Tensor | None, x: Tensor) -> Coefficients:
+    """The map of a weight, a bias or both, for all samples; as wide as statistics of x would be."""
+    some = bias if weight is None else weight
+    assert some is not None
+    weight = torch.ones_like(some) if weight is None else weight
+    bias = torch.zeros_like(some) if bias is None else bias
+    dtype = statistics_dtype(torch.promote_types(some.dtype, x.dtype))
     return Coefficients(weight[None].to(dtype), bias[None].to(dtype))
 
 

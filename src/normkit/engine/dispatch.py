@@ -39,6 +39,7 @@ from normkit.core.fusion import (
     Traced,
     graph_family,
     has_gaps,
+    is_half,
 )
 from normkit.core.layout import Batch, Channels, Layout, is_channels_last
 from normkit.engine import remaking
@@ -142,8 +143,8 @@ def decide(
         obstacle = _not_convolved(x, description)
         if obstacle:
             return Path(decide(x, layout, description.norm).name, obstacle, part=True)
-    if has_gaps(description):
-        return Path("triton", "its parameters or statistics have gaps in memory")
+    if unreadable := _unreadable(description):
+        return Path("triton", unreadable)
     if isinstance(description, Fixed | Squash):
         obstacle = _not_pointwise(own, description)
         return Path("triton", obstacle) if obstacle else Path("fused")
@@ -288,13 +289,19 @@ def _not_convolved(x: Tensor, description: Depthwise) -> str:
     return "" if x[0].numel() < 2**31 else "a sample has 2³¹ values or more"
 
 
+def _unreadable(description: Description) -> str:
+    """What keeps kernels from its parameters and statistics, if anything."""
+    if has_gaps(description):
+        return "its parameters or statistics have gaps in memory"
+    return "it has a scale or a shift alone" if is_half(description) else ""
+
+
 def _not_pointwise(layout: Layout, description: Fixed | Squash) -> str:
     """What keeps a kernel from a map of each value by itself, if anything."""
     if not (isinstance(layout, Batch) or (isinstance(layout, Channels) and layout.strips == 1)):
         return "its cells are not channels"
     channels = layout.columns
-    weight, bias = description.weight, description.bias
-    sizes = [(weight, channels), (bias, channels)]
+    sizes = [(description.weight, channels), (description.bias, channels)]
     if isinstance(description, Fixed):
         given = description.mean, description.var
         sizes += [(table, description.groups) for table in given]
@@ -305,7 +312,7 @@ def _not_pointwise(layout: Layout, description: Fixed | Squash) -> str:
     for table, size in sizes:
         if table is not None and (table.numel() != size or table.dtype not in DTYPES):
             return "its parameters or statistics have another size or type"
-    return "" if (weight is None) == (bias is None) else "it has a scale or a shift alone"
+    return ""
 
 
 # ---------------------------------------------------------------- graphs
@@ -328,8 +335,8 @@ def _in_graph(
     reason = ""
     if family is None:
         reason = "no operator makes its coefficients"
-    elif description is not None and has_gaps(description):
-        family, reason = None, "its parameters or statistics have gaps in memory"
+    elif description is not None and (reason := _unreadable(description)):
+        family = None
     way = COMPILED[family or "moments"][int(followed)]
     if family is None and way != "expression":
         way = "moments"

@@ -23,6 +23,11 @@ class AffineMap(NamedTuple):
 
 def check(x: Tensor, residual: Tensor | None, activation: str) -> None:
     check_name(activation)
+    if residual is not None and not isinstance(residual, Tensor):
+        raise ShapeError(
+            f"The residual must be a tensor of the shape of the input, {tuple(x.shape)}, got "
+            f"{type(residual).__name__}."
+        )
     if residual is not None and residual.shape != x.shape:
         raise ShapeError(
             f"The residual must have the shape of the input, {tuple(x.shape)}, "

@@ -106,10 +106,14 @@ def pixels(
     apart = wide - wide.mean(1, keepdim=True)
     square = apart.square().sum(1, keepdim=True)
     y = apart * torch.rsqrt(square / (x.shape[1] - correction) + eps)
-    if weight is not None and bias is not None:
-        shape = (-1, *(1,) * (x.dim() - 2))
-        y = y * weight.view(shape) + bias.view(shape)
-    return epilogue(y, residual, act).to(x.dtype)
+    return epilogue(_scaled(y, weight, bias), residual, act).to(x.dtype)
+
+
+def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """With the parameters of each channel that there are."""
+    shape = (-1, *(1,) * (y.dim() - 2))
+    y = y if weight is None else y * weight.view(shape)
+    return y if bias is None else y + bias.view(shape)
 
 
 def squashed(
@@ -123,7 +127,4 @@ def squashed(
     """tanh(alpha · x) of each value, then the parameters of each channel."""
     wide = statistics_dtype(x.dtype)
     y = torch.tanh(alpha.to(wide) * x.to(wide))
-    if weight is not None and bias is not None:
-        shape = (-1, *(1,) * (x.dim() - 2))
-        y = y * weight.view(shape) + bias.view(shape)
-    return epilogue(y, residual, act).to(x.dtype)
+    return epilogue(_scaled(y, weight, bias), residual, act).to(x.dtype)

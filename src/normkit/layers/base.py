@@ -342,7 +342,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
     def finish(self, y: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         """activation(weight · y + bias + residual) in one pass: the end of ``normalize``."""
         weight, bias = self.weight, self.bias
-        if weight is None or bias is None:
+        if weight is None and bias is None:
             return epilogue(y, residual, activation)
         return normalize(
             y,

@@ -133,9 +133,8 @@ class BCN(BatchNormalizer):
         first = statistics.standardizing(self.eps).then(self.weight, self.bias)
         second = group_standardizing(moments.after(first), self.groups, self.eps)
         wide = self.channels // self.groups if self.affine_per == "group" else 1
-        if self.group_weight is not None and self.group_bias is not None:
-            weight, bias = (t.repeat_interleave(wide) for t in (self.group_weight, self.group_bias))
-            second = second.then(weight, bias)
+        own = self.group_weight, self.group_bias
+        second = second.then(*(None if t is None else t.repeat_interleave(wide) for t in own))
         return MapResult(first.then(*second), update)
 
     def fusion(self, x: Tensor, state: LayerState) -> Fusion | None:

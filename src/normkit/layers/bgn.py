@@ -152,14 +152,12 @@ class BGN(BatchNormalizer):
         weight, bias = self.weight, self.bias
         if pieces is not None:
             map = map.each(lambda table: table[:, pieces.group])
-            if weight is not None and bias is not None:
-                map = map.then(weight[pieces.channel], bias[pieces.channel])
-            return MapResult(map, update)
+            own = (None if t is None else t[pieces.channel] for t in (weight, bias))
+            return MapResult(map.then(*own), update)
         wide = max(self.channels // self.groups, 1)
         map = map.each(lambda table: table.repeat_interleave(wide, dim=1))
-        if weight is not None and bias is not None:
-            map = map.then(weight.repeat_interleave(strips), bias.repeat_interleave(strips))
-        return MapResult(map, update)
+        own = (None if t is None else t.repeat_interleave(strips) for t in (weight, bias))
+        return MapResult(map.then(*own), update)
 
     def group_statistics(
         self, moments: Moments | None, pieces: Cut | None, state: LayerState

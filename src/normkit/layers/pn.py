@@ -81,7 +81,7 @@ class PN(Normalizer):
         y = normalized_pixels(path, x, description, residual, activation)
         if y is not None:
             return y
-        if self.weight is None:
+        if self.weight is None and self.bias is None:
             return self.run(path, x, state, None, residual, activation)[0]
         return self.finish(self.run(path, x, state, None)[0], residual, activation)
 

@@ -57,6 +57,8 @@ class Replayed:
         replays = self._replays  # which another thread may forget
         if replays is None or not may_replay(x):
             return None
+        if residual is not None and not isinstance(residual, Tensor):
+            return None  # to be refused with words
         found: Tensor | None = self._replayed(replays, x, residual, activation)
         return found
 

@@ -12,6 +12,7 @@ from normkit.core.card import Card
 from normkit.core.fusion import Condensation, Depthwise, Fusion, Gate
 from normkit.core.layout import dense
 from normkit.core.masks import blank
+from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import ParameterRole, TrainedBN
@@ -204,6 +205,8 @@ class UBN(BatchNormalizer):
     def check_size(self, x: Tensor) -> None:
         if self._convolves:
             check_dims(x, self.dims, self)
+            if self.bias is None:
+                raise OptionError(f"{title(self)} has a kernel but no bias. Try one of zeros.")
 
     def maps_epilogue(self, activation: str) -> bool:
         return not self._convolves or activation in BY_RESULT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,7 +76,8 @@ def fuse(model: Model, example: Any = None, *, save: str = "all") -> Model:
     eval mode or keeps something on the module; norms and activations with hooks, which would see
     other tensors. The output in eval mode is compared before and after, with ``example`` or an
     input that is looked for (``example=False`` does without): if it differs, that is an error, and
-    the model is as it was. ``conversion.plan_fuse`` lists what is fused, and why the rest is not.
+    the model is as it was. ``nk.plan_fuse`` lists what is fused, and why the rest is not; where
+    nothing is, a warning says so.
 
     >>> import torch, normkit as nk
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), nk.BN(8), torch.nn.ReLU())
@@ -93,6 +95,11 @@ def fuse(model: Model, example: Any = None, *, save: str = "all") -> Model:
     if save not in SAVED:
         raise OptionError(f"Unknown save={save!r}. {nearest(str(save), SAVED)}")
     plan = plan_fuse(model)
+    if not plan.fused and save == "all":
+        path, reason = next(iter(plan.left.items()))
+        others = f", and so on for {len(plan.left) - 1} more" if len(plan.left) > 1 else ""
+        message = f"fuse changed nothing. {path or 'The model'}: {reason}{others}."
+        warnings.warn(f"{message} nk.plan_fuse(model) lists them.", stacklevel=2)
     before = measure_before(model, (), example)
     undo: list[Callable[[], None]] = [
         partial(setattr, module, "__class__", type(module))

@@ -19,7 +19,7 @@ from normkit.layers.norm_act import NormAct
 
 SUMS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
 HOOKED = "it or what follows it has hooks, which would see other tensors"
-ALONE = "neither a sum nor an activation alone follows it"
+ALONE = "in its module's forward neither a sum nor a known activation alone follows it"
 
 
 @dataclass

@@ -58,7 +58,10 @@ class Recording:
             t.untyped_storage().data_ptr(): slot for slot, t in enumerate(inputs) if t is not None
         }
         self.launches: list[dict[str, Any]] = []
-        self.obstacle = ""
+        # another step may have two tensors where this one has x twice, or the residual
+        own = [id(t) for t in inputs if t is not None]
+        twice = any(own.count(id(t)) > 1 for t in inputs[:2] if t is not None)
+        self.obstacle = "a tensor is given in two places" if twice else ""
 
     def __enter__(self) -> Recording:
         active.recording = self
