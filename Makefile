@@ -68,6 +68,6 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(OLDEST)
 	grep -v '^torch' constraints.txt > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --no-compile -c $(OLDEST)/constraints.txt -e . \
-	  numpy pytest hypothesis pytest-timeout pytest-xdist \
+	  numpy pytest hypothesis expecttest pytest-timeout pytest-xdist \
 	  "torch==$$(sed -n 's/^dependencies = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*"
 	@touch $@

@@ -12,6 +12,7 @@ import normkit
 
 ROOT = Path(normkit.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+PROJECT = Path(__file__).parents[2]
 
 # from the bottom to the top; parts on one line do not know each other.
 # "normkit" is the package's own __init__.py, the list of public names.
@@ -120,3 +121,26 @@ def test_the_reader_of_imports_sees_all_forms() -> None:
     assert not allowed("core", "engine")
     assert not allowed("conversion", "diagnosis")
     assert allowed("engine", "core")
+
+
+def test_the_oldest_torch_is_tested_with_all_that_its_tests_import() -> None:
+    """make test-oldest installs packages by name: one that is missing ends the run."""
+    recipe = (
+        (PROJECT / "Makefile").read_text(encoding="utf-8").partition("$(OLDEST)/.installed:")[2]
+    )
+    installed = set(recipe.replace("\\", " ").split()) | {"torch", "triton", "normkit"}
+    tests = PROJECT / "tests"
+    own = {file.stem for file in tests.glob("*.py")} | {"benchmarks", "tools"}
+    files = [*tests.glob("*.py")]
+    for folder in ("engine", "layers", "properties"):
+        files += (tests / folder).rglob("*.py")
+    imported = set()
+    for file in files:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    foreign = imported - own - set(sys.stdlib_module_names)
+    assert "pytest" in foreign  # else nothing was read
+    assert foreign - installed == set()
