@@ -47,7 +47,8 @@ HEAD = """\
 
 One {device}, torch {torch}, Triton {triton}, Python {Python}, {cores} cores, commit {commit}.
 Everything on this page is written by one command from [the numbers of one run](benchmark-gpu.json),
-but for the profiles that it quotes; parts that it had no time for are listed at the end:
+but for profiles that it quotes (commit 2bc3917; kernels overlap, so that their times add up to more
+than a step); parts that it had no time for are listed at the end:
 
     python -m benchmarks.gpu            measure, all or what is missing (about 7 minutes)
     python -m benchmarks.gpu --page     write this page and the README's figures

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+import normkit as nk
 from cases import inputs
 from normkit.core.fusion import Channel, Gate, Memory, Mix, Pool, Ramps, Traced
 from normkit.core.layout import Batch, Channels
@@ -240,3 +241,23 @@ def test_every_family_is_here():
     assert {type(make()) for make in DESCRIPTIONS.values()} == set(fused.FAMILIES) - traced
     named = {records.spread(make(), False).family for make in DESCRIPTIONS.values()}
     assert named == set(records.FAMILIES) == dispatch.COMPILED.keys() - {"moments"}
+
+
+@pytest.mark.parametrize("name", ["gn", "ln", "in"])
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_gradients_of_parameters_for_a_single_sample(name, activation):
+    """They stood behind constant and slope of dx, which a graph took for them."""
+    layer = nk.make(name, 8).to(DEVICE)
+    x = torch.randn(1, 8, 5, 4, device=DEVICE)
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        own = copy.deepcopy(layer)
+        run = lambda x, own=own: own(x, None, activation)  # noqa: E731
+        with nk.use_backend("triton"):
+            if compiled:
+                run = torch.compile(run, backend="aot_eager", fullgraph=True)
+            run(x).square().sum().backward()
+        found.append([p.grad for p in own.parameters()])
+    for eager, graph in zip(*found, strict=True):
+        torch.testing.assert_close(graph, eager, rtol=1e-5, atol=1e-5)

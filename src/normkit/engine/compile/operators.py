@@ -87,7 +87,7 @@ def _fused_backward(
         (needs_x, needs_residual),
     )
     dx, dr = (x.new_empty(0) if each is None else each for each in (dx, dr))
-    return dx, dr, records.whole_storage(found, parameters, x)
+    return dx, dr, records.whole_storage(found, parameters, x, kind[0])
 
 
 def _fused_backward_fake(
@@ -172,7 +172,7 @@ def _coefficients_backward(
     parts = passes.Parts(grad.contiguous(), 1, layout.count)
     out, found = families.FAMILIES[type(fusion)].gradients(x, parts, fusion, layout, tables, None)
     if kind[0] == "pool-sample":
-        return out, records.whole_storage(found, parameters, x)
+        return out, records.whole_storage(found, parameters, x, kind[0])
     return out, x.new_empty(0, dtype=torch.float32)
 
 

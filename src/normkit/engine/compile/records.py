@@ -141,14 +141,18 @@ def gradient_size(x: Tensor, parameters: Slots, family: str, options: list[int])
     return sizes(x, family, options).gradients
 
 
-def whole_storage(found: Slots, parameters: Slots, x: Tensor) -> Tensor:
+def whole_storage(found: Slots, parameters: Slots, x: Tensor, family: str) -> Tensor:
     """The tensor of which the gradients of the parameters are parts, for a graph to cut up.
 
-    Operators must not give two tensors that share memory.
+    Operators must not give two tensors that share memory. Of sample pools it is these alone, also
+    where a single sample has left them behind constant and slope of dx.
     """
     if all(parameter is None for parameter in parameters):
         return x.new_empty(0, dtype=torch.float32)
     part = next(part for part in found if part is not None)
+    if family == "pool-sample":
+        rows = part.as_strided((2 * x.shape[1],), (1,), part.storage_offset())
+        return rows.clone() if part.storage_offset() else rows
     size = part.untyped_storage().nbytes() // part.element_size()
     return part.as_strided((size,), (1,), 0)
 

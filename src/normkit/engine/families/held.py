@@ -33,9 +33,7 @@ from normkit.engine.triton.launch import Launch
 # up nothing is read. Backward has x and dy to hold
 LARGEST, LARGEST_BACKWARD = 16_384, 8_192
 USUAL = 4_096  # that small pools are put together to
-VALUES = (
-    32  # of a tile, for each thread: with 16, programs of twice the warps took 1.1 to 1.9 times
-)
+VALUES = 32  # of a tile, for each thread; with 16, kernels took 1.0 to 1.9 times as long
 REGISTERS = 64  # that forward does with where values come 16 bits each and several at once
 SECTOR = 32  # bytes that memory gives at least: columns are no narrower
 
