@@ -4,7 +4,7 @@ Networks are torchvision's, steps are in bfloat16 and channels_last. Variants of
 in turns, so that a slow minute of the machine is everyone's, and a ratio is the median over turns.
 A variant is a norm and what is done with it: ``bn`` converted, ``bn-fused`` after ``fuse``,
 ``bn-save`` after ``fuse(save="inputs")``, ``bn-ws`` with standardized weights, ``torch-gn`` torch,
-``torch-folded`` by torch's own means.
+``torch-folded`` by torch's own means, ``bn-folded+fused`` by ``fold(fuse=True)``.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Case:
 
 
 USUAL = ("torch-bn", "torch-gn", "bn", "bn-fused", "gn", "gn-fused", "bcn-fused")
+FOLDED = ("bn-folded", "bn-folded+fused")
 EVAL = ("gn", "gn-fused", "bcn-fused")
 # in the order in which they are measured, where time is short
 CASES = {
@@ -80,12 +81,12 @@ CASES = {
     "convnext_tiny": Case("convnext_tiny", 224, 64, ("torch-own", "pn", "pn-save")),
     "resnet50-inference": Case(
         *("resnet50", 224, 256),
-        ("torch-bn", "torch-gn", "torch-folded", "bn", "bn-fused", "bn-folded", *EVAL),
+        ("torch-bn", "torch-gn", "torch-folded", "bn", "bn-fused", *FOLDED, *EVAL),
         training=False,
     ),
     "resnet50-inference-1": Case(
         *("resnet50", 224, 1),
-        ("torch-bn", "torch-gn", "torch-folded", "bn", "bn-fused", "bn-folded", *EVAL),
+        ("torch-bn", "torch-gn", "torch-folded", "bn", "bn-fused", *FOLDED, *EVAL),
         training=False,
     ),
 }
@@ -115,7 +116,9 @@ def build(case: Case, variant: str) -> nn.Module:
         nk.fuse(model, example=False, save="inputs" if rest == "save" else "all")
     if rest == "ws":
         nk.standardize(model)
-    return nk.fold(model.eval()) if rest == "folded" else model
+    if rest.startswith("folded"):
+        return nk.fold(model.eval(), fuse=rest == "folded+fused")
+    return model
 
 
 def _groups(channels: int) -> int:

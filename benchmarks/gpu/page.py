@@ -22,6 +22,7 @@ NORMS |= {"torch-in": "nn.InstanceNorm2d", "torch-own": "as torchvision has it"}
 NORMS |= {"torch-folded": "nn.BatchNorm2d, folded by torch.fx"}
 ADDED = {
     "folded": "{}, folded",
+    "folded+fused": "{}, folded, fuse=True",
     "fused": "{}, fused",
     "save": '{}, fused, save="inputs"',
     "ws": "{}, weights by ws",

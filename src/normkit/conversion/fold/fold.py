@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from normkit.conversion.edits import count_hooks, refuse_unchangeable
 from normkit.conversion.fold.absorb import absorb, can_be_plain, fixed_map, plain_form, refusal
 from normkit.conversion.forward_probe import Probe, difference, leaves, not_finite, probes, rounding
+from normkit.conversion.fuse.fuse import fuse_folded
 from normkit.conversion.sources import damaged
 from normkit.core.trained import FixedMap
 from normkit.errors import NormkitError, NothingToDo
@@ -32,7 +33,9 @@ NARROW = (torch.float16, torch.bfloat16)
 IN_DOUBLE = 1e-8
 
 
-def fold(model: nn.Module, example: Any = None, *, domain: int | None = None) -> nn.Module:
+def fold(
+    model: nn.Module, example: Any = None, *, domain: int | None = None, fuse: bool = False
+) -> nn.Module:
     """A copy of the model for inference, with its norms folded into the layers before them.
 
     Folded are norms in eval mode that are a fixed map: bn in all forms, sync, frozen and ghost,
@@ -47,6 +50,12 @@ def fold(model: nn.Module, example: Any = None, *, domain: int | None = None) ->
     no input is found, the order of registration decides and a warning says that nothing was
     checked.
 
+    ``fuse=True`` is for inference on a GPU, in eager mode: there torch adds a convolution's bias in
+    a pass of its own, and the folded model is slower than it was. Convolutions of the copy then do
+    the bias and the sum and activation that follow, in one call of cuDNN (bfloat16 and float16,
+    channels_last, ReLU) or in one pass; what is traced, compiled or gets gradients is computed as
+    ever. Such a copy needs normkit where it is loaded.
+
     The copy has fewer layers and no statistics: it is not for training. The model is unchanged.
     Norms with statistics of several domains are folded with those of ``domain``, or of the one that
     ``use_domain`` has chosen: a copy for each domain.
@@ -60,10 +69,10 @@ def fold(model: nn.Module, example: Any = None, *, domain: int | None = None) ->
     )
     """
     with nullcontext() if domain is None else use_domain(model, domain):
-        return plan_fold(model, example).apply()
+        return plan_fold(model, example, fuse=fuse).apply()
 
 
-def plan_fold(model: nn.Module, example: Any = None) -> FoldPlan:
+def plan_fold(model: nn.Module, example: Any = None, *, fuse: bool = False) -> FoldPlan:
     """What ``fold`` would do, to be printed; ``plan.apply()`` gives the copy.
 
     Nothing is changed: the model is run, if there is an input for it, and left as it was.
@@ -74,7 +83,7 @@ def plan_fold(model: nn.Module, example: Any = None) -> FoldPlan:
     sites = {site.path: site for site in norms}
     pairs, probe = _pairs(model, sites, example)
     owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
-    plan = FoldPlan(model, probe, weights)
+    plan = FoldPlan(model, probe, weights, fuse)
     for path, pair in pairs.items():
         if isinstance(pair, str):
             plan.left[path] = pair
@@ -104,6 +113,7 @@ class FoldPlan:
     model: nn.Module
     probe: Probe  # the input with which it was seen, and is checked
     weights: tuple[str, ...]  # layers whose computed weight becomes a plain one
+    fuse: bool = False  # whether convolutions do the sum and activation that follow them
     folded: dict[str, Pair] = field(default_factory=dict)  # by the path of the norm
     left: dict[str, str] = field(default_factory=dict)  # likewise, the reason
     difference: float | None = None  # max |folded − model| / max |model|, once applied
@@ -149,6 +159,8 @@ class FoldPlan:
             assert isinstance(fixed, FixedMap)
             absorb(model.get_submodule(pair.layer), fixed.scale, fixed.shift)
             _remove(model, sites[path], fixed.then)
+        if self.fuse:
+            fuse_folded(model, {pair.layer for pair in self.folded.values()})
         return model
 
     def _check(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import linecache
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -23,7 +24,8 @@ from normkit.conversion.certificate import (
 )
 from normkit.conversion.edits import count_hooks
 from normkit.conversion.forward_probe import difference, full_precision, leaves, rounding
-from normkit.conversion.fuse.graph import HOOKED, fused_forward, not_fused
+from normkit.conversion.fuse.convolution import FoldedConv2d
+from normkit.conversion.fuse.graph import ACTIVATED, HOOKED, HOSTS, fused_forward, not_fused
 from normkit.conversion.fuse.saving import (
     IndexFreeMaxPool2d,
     SavesInputs,
@@ -108,12 +110,7 @@ def fuse(model: Model, example: Any = None, *, save: str = "all") -> Model:
     ]
     save_all(model)
     try:
-        for module, graph in plan.forwards:
-            undo.append(partial(setattr, module, "__class__", type(module)))
-            use_graph(module, graph)
-        for module, children in plan.sequences:
-            undo.append(partial(module._modules.update, dict(module._modules)))
-            module._modules.update(children)
+        plan.carry_out(undo)
         if isinstance(before, Before):
             _check(model, before)
     except BaseException:
@@ -123,7 +120,8 @@ def fuse(model: Model, example: Any = None, *, save: str = "all") -> Model:
     for path in plan.fused:
         norm = model.get_submodule(path)
         norm = norm.norm if isinstance(norm, NormAct) else norm
-        norm.apart_on_cpu = True  # type: ignore[assignment]
+        if isinstance(norm, Normalizer):
+            norm.apart_on_cpu = True
     if save == "inputs":
         save_inputs(model)
     return model
@@ -142,6 +140,15 @@ class FusePlan:
     sequences: list[tuple[nn.Module, dict[str, nn.Module]]] = field(default_factory=list)
     """Sequentials that get other children."""
 
+    def carry_out(self, undo: list[Callable[[], None]]) -> None:
+        """Change the model; ``undo`` gets what takes it back, last step last."""
+        for module, graph in self.forwards:
+            undo.append(partial(setattr, module, "__class__", type(module)))
+            use_graph(module, graph)
+        for module, children in self.sequences:
+            undo.append(partial(module._modules.update, dict(module._modules)))
+            module._modules.update(children)
+
     def __str__(self) -> str:
         lines = [f"{len(self.fused)} norm(s) fused, {len(self.left)} left."]
         lines += [f"  {path} with {what}" for path, what in self.fused.items()]
@@ -152,13 +159,13 @@ class FusePlan:
 def plan_fuse(model: nn.Module) -> FusePlan:
     """What ``fuse`` would do, to be printed. Nothing is changed."""
     refuse_wrapped(model)
-    if not any(isinstance(m, Normalizer) for m in model.modules()):
+    if not any(isinstance(m, Normalizer | FoldedConv2d) for m in model.modules()):
         raise NothingToDo(
             "fuse found no normalizer of normkit in the model. Try normkit.convert first."
         )
     plan = FusePlan()
     for path, module in list(model.named_modules())[::-1]:
-        if isinstance(module, Normalizer | NormAct):
+        if isinstance(module, HOSTS):
             continue
         keeping: Any = module.keeping_class if isinstance(module, SavesInputs) else type(module)
         fused: dict[str, str] = {}
@@ -168,7 +175,7 @@ def plan_fuse(model: nn.Module) -> FusePlan:
             if children:
                 plan.sequences.append((module, children))
         elif isinstance(module, nn.Sequential):
-            norms = [n for n, m in module.named_children() if isinstance(m, Normalizer | NormAct)]
+            norms = [n for n, m in module.named_children() if isinstance(m, HOSTS)]
             left = dict.fromkeys(norms, f"{type(module).__name__} is a Sequential of its own kind")
         else:
             fusing = fused_forward(module)
@@ -187,22 +194,48 @@ def _fused_children(
     """The children of a Sequential that change: a norm becomes a NormAct, its activation none."""
     children: dict[str, nn.Module] = {}
     # not named_children(), which leaves out the second place of a module
-    items = list(module._modules.items())
+    items = [item for item in module._modules.items() if not _idle(item[1])]
     for (name, norm), (after, act) in pairwise([*items, ("", None)]):
-        if not isinstance(norm, Normalizer):
+        if not isinstance(norm, Normalizer | FoldedConv2d):
             continue
         act_name = name_of_module(act)
         if act is None or act_name in (None, "none"):
             left[name] = not_fused(act)
+        elif getattr(norm, "own", "none") != "none":
+            left[name] = ACTIVATED
         elif count_hooks(norm) or count_hooks(act):
             left[name] = HOOKED
         else:
-            both = NormAct(norm, act)
-            both.training = norm.training  # not train(): the parts keep their own mode
+            if isinstance(norm, FoldedConv2d):
+                conv = copy.copy(norm)
+                conv.own = str(act_name)
+                both: nn.Module = conv
+            else:
+                both = NormAct(norm, act)
+                both.training = norm.training  # not train(): the parts keep their own mode
             children[name] = both
             children[after] = nn.Identity().train(act.training)
             fused[name] = str(act_name)
     return children
+
+
+def _idle(module: nn.Module | None) -> bool:
+    return type(module) is nn.Identity and not count_hooks(module)
+
+
+def fuse_folded(model: nn.Module, convolutions: Iterable[str]) -> dict[str, str]:
+    """Let the convolutions of a folded model, and norms of normkit that are left in it, do what
+    follows them, in place. What each does beside; for what ``fold`` does with its copies."""
+    for path in convolutions:
+        conv = model.get_submodule(path)
+        if FoldedConv2d.serves(conv):
+            conv.__class__ = FoldedConv2d
+    try:
+        plan = plan_fuse(model)
+    except NothingToDo:
+        return {}
+    plan.carry_out([])
+    return plan.fused
 
 
 def _check(model: nn.Module, before: Before) -> None:

@@ -13,12 +13,15 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from normkit.conversion.edits import count_hooks
+from normkit.conversion.fuse.convolution import FoldedConv2d
 from normkit.engine.activations import NAMES, activated, name_of_call, name_of_module
 from normkit.layers.base import Normalizer
 from normkit.layers.norm_act import NormAct
 
 SUMS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
+HOSTS = (Normalizer, NormAct, FoldedConv2d)  # that can do what follows them
 HOOKED = "it or what follows it has hooks, which would see other tensors"
+ACTIVATED = "it has an activation of its own, before the sum"
 ALONE = "in its module's forward neither a sum nor a known activation alone follows it"
 
 
@@ -34,7 +37,7 @@ class Fusing:
 def fused_forward(module: nn.Module) -> Fusing:
     """The forward of a module after fusing; nothing is changed."""
     children = module.named_children()
-    names = [name for name, child in children if isinstance(child, Normalizer | NormAct)]
+    names = [name for name, child in children if isinstance(child, HOSTS)]
     if not names:
         return Fusing()
     graph = _traced(module)
@@ -58,6 +61,9 @@ def not_fused(follows: Any) -> str:
 
 def with_sum(norm: Any, x: Tensor, residual: Tensor, activation: str) -> Tensor:
     """activation(norm(x) + residual), in one pass if the two have the same shape and type."""
+    if isinstance(norm, FoldedConv2d):  # the shape of its output is its own business
+        total: Tensor = norm(x, residual, activation)
+        return total
     traced = not isinstance(x, Tensor)  # a stand-in of torch.fx, which has no shape: say yes
     if traced or (residual.shape == x.shape and residual.dtype == x.dtype):
         y: Tensor = (
@@ -95,8 +101,9 @@ def _fuse_from(node: fx.Node, graph: fx.Graph, module: nn.Module, fusing: Fusing
         if after is not None and module_follows and fusing.left.get(name) == ALONE:
             fusing.left[name] = not_fused(module.get_submodule(str(after.target)))
         return
-    if isinstance(norm, NormAct) and (act != "none" or norm.fused != "none"):
-        fusing.left[name] = "it has an activation of its own, before the sum"
+    own = norm.own if isinstance(norm, FoldedConv2d) else "none"
+    if own != "none" or (isinstance(norm, NormAct) and (act != "none" or norm.fused != "none")):
+        fusing.left[name] = ACTIVATED
         return
     _replace(graph, node, place, end, residual, act)
     parts = ["sum"] * (residual is not None) + [act] * (act != "none")
@@ -141,7 +148,7 @@ def _norm_at(node: fx.Node, module: nn.Module) -> nn.Module | None:
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
         return None
     called = module.get_submodule(str(node.target))
-    return called if isinstance(called, Normalizer | NormAct) else None
+    return called if isinstance(called, HOSTS) else None
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
