@@ -113,8 +113,8 @@ def test_a_model_computes_its_weights_once_a_forward(monkeypatch: pytest.MonkeyP
             net(x).square().sum().backward()
     assert calls == [2]
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        near = 1e-5 * max(1.0, float(theirs.grad.abs().max()))  # sums of terms of that size
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=near)
+        # single ones may be what is left of large terms; all together lose no more than sums do
+        assert (mine.grad - theirs.grad).norm() <= 1e-4 * theirs.grad.norm()
 
 
 def test_nothing_stays_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from normkit.engine.families import pointwise_kernels as kernels
 from normkit.engine.triton import forms
 from normkit.engine.triton import kernels as triton_kernels
 from normkit.engine.triton import passes as triton_passes
+from normkit.layers.replayed import Replayed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = {
@@ -80,7 +81,8 @@ def machine(request, monkeypatch):
 
 @pytest.fixture
 def started(monkeypatch):
-    """The kernels that were launched."""
+    """The kernels that were launched; none from a recorded step, whose launches nobody sees."""
+    monkeypatch.setattr(Replayed, "_replayed", lambda *given: None)
     found = []
     call = triton_passes.Launch.__call__
 
