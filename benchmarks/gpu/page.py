@@ -92,18 +92,19 @@ A training step in bfloat16: forward, and backward to the input and all paramete
 alone, by CUDA-graph replay, as a multiple of the memory floor: eight passes over the input at the
 rate of a copy ({rate:.2f} TB/s). {missing}: the layer refuses the shape, or cannot be recorded.
 
-Where a program can hold all values that share statistics (gn and in at 14×14 and 7×7, bn at 7×7 in
-contiguous memory), x and dy are read once: five passes instead of eight. dyt needs five, too, and
+Where a program can hold all values that share statistics (gn and in at 14×14 and, channels_last,
+at 7×7), x and dy are read once: five passes instead of eight. dyt needs five, too, and
 frozen_bn four.
 
 What keeps the others from the floor where a layer is small is in its reductions and between its
 launches. A profile of bn at 128×1024×14×14, in µs, and in brackets what the bytes take: moments 21
 (12), map 24 (24), sums of backward 37 (24), dx 34 (36), coefficients 6 and 6 (0). In bcn moments
 and sums are of each sample: 33 and 42, dx 41, coefficients 9 and 10. In contiguous memory rows of
-7 × 7 values start at any address: there sums of rows exchange values between threads, and take 65
-and 76 µs where their bytes take 6 and 12, while the maps take 19 and 26 (12 and 18). dn doubles its
-blocks ten times, each a dozen small operations and their gradients, more than are compiled at once:
-608 kernels a step, a millisecond.
+7 × 7 values start at any address. A vector that is loaded then has values of two rows, which are
+told apart and added up one after the other: moments and sums take 21 and 24 µs where their bytes
+take 6 and 12, the maps 17 and 20 (12 and 18), coefficients 8 and 4. dn doubles its blocks ten
+times, each a dozen small operations and their gradients, more than are compiled at once: 608
+kernels a step, a millisecond.
 
 bnet and ubn take eight passes as well: a 3×3 kernel reads its neighbours from registers and caches.
 But each value is multiplied 27 times in a step, which takes about as long as its bytes, and ubn

@@ -35,6 +35,7 @@ LARGEST, LARGEST_BACKWARD = 16_384, 8_192
 USUAL = 4_096  # that small pools are put together to
 VALUES = 32  # of a tile, for each thread; with 16, kernels took 1.0 to 1.9 times as long
 REGISTERS = 64  # that forward does with where values come 16 bits each and several at once
+FEW = 2**20  # values of a tensor with short rows, which it pays to load one by one to launch less
 SECTOR = 32  # bytes that memory gives at least: columns are no narrower
 
 
@@ -85,6 +86,8 @@ def _holding(
     across = kind == "batch" and form.rows
     if kind == "batch" and deep != 1:
         return None
+    if form.flat and math.prod(extent) > FEW:
+        return None  # the passes of flat.py load vectors: 88 µs where this took 141
     members = rows if across else deep
     wide, positions = power_of_two(members), power_of_two(form.positions)
     samples = rows if kind == "sample" else 1

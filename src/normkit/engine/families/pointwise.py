@@ -38,7 +38,7 @@ from normkit.engine.families.pointwise_kernels import (
 )
 from normkit.engine.replay.record import RecordedStep, Recording
 from normkit.engine.triton import passes
-from normkit.engine.triton.forms import power_of_two, reduction_of, sweep_of
+from normkit.engine.triton.forms import FLAT_WARPS, power_of_two, reduction_of, sweep_of
 from normkit.engine.triton.launch import Launch
 
 UNROLL = 4  # tiles of x, and as many of dy, that a program of the backward asks for at once
@@ -278,7 +278,7 @@ def _map(
     if form.flat:
         grid = (form.cells // form.flat[1],)
         constants = *constants, *form.flat
-        return Launch(flat_pointwise_kernel, grid, (channels, deep, eps), constants)
+        return Launch(flat_pointwise_kernel, grid, (channels, deep, eps), constants, FLAT_WARPS)
     sweep = sweep_of(form, multiprocessors)
     numbers = form.turns, form.cells, channels, deep, *sweep[:3], eps
     return Launch(pointwise_kernel, (sweep.tiles,), numbers, (*constants, sweep.wave, *form.tile))
@@ -346,7 +346,9 @@ def _gradient(
     if form.flat:
         programs = form.cells // form.flat[1]
         constants = *constants, *form.flat
-        start = Launch(flat_pointwise_gradient_kernel, (programs,), (channels,), constants)
+        start = Launch(
+            flat_pointwise_gradient_kernel, (programs,), (channels,), constants, FLAT_WARPS
+        )
         return start, 1, programs
     reduction = reduction_of(form, multiprocessors)
     reduction = reduction._replace(unroll=min(reduction.unroll, UNROLL))

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from normkit.engine.triton.activations import activate, before
-from normkit.engine.triton.flat import _by_rows, _run
+from normkit.engine.triton.flat import both, entry_of, pieces_of_rows, run_of
 from normkit.engine.triton.kernels import _folded, _inside, _own_tile, _read, _tile
 from normkit.engine.triton.stages import release, wait
 
@@ -33,6 +33,12 @@ def squash(z):
 @triton.jit
 def of_channels(table, channel, inside):
     return tl.load(table + channel, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def of_rows(table, channel, next, own):
+    """For each value of a run of short rows."""
+    return both(own, of_channels(table, channel, True), of_channels(table, next, True))
 
 
 @triton.jit
@@ -100,23 +106,29 @@ def flat_pointwise_kernel(
     x, mean, var, weight, bias, alpha, residual, y, made, C, deep, eps,
     SQUASH: tl.constexpr, AFFINE: tl.constexpr, ACT: tl.constexpr, RESIDUAL: tl.constexpr,
     KEEP: tl.constexpr,
-    M: tl.constexpr, CELLS: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
+    M: tl.constexpr, CELLS: tl.constexpr, VECTORS: tl.constexpr, SPAN: tl.constexpr,
+    PIECES: tl.constexpr,
 ):  # fmt: skip
     """The same for short rows."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
-    at, mask, channel = _run(program, C, M, CELLS, FLAT)
+    at, mask, row, own = run_of(program, M, CELLS, VECTORS, SPAN)
+    channel = entry_of(program, row, C, CELLS)
+    next = entry_of(program, row + 1, C, CELLS)
     value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     if SQUASH:
         value, _slope = squash(value * tl.load(alpha).to(tl.float32))
         if AFFINE:
-            value = value * of_channels(weight, channel, mask) + of_channels(bias, channel, mask)
+            value *= of_rows(weight, channel, next, own)
+            value += of_rows(bias, channel, next, own)
     else:
-        a, b, c, inverse = fixed_tables(mean, var, weight, bias, channel, mask, deep, eps, AFFINE)
-        value = (value - c) * a + b
+        a, b, c, _inverse = fixed_tables(mean, var, weight, bias, channel, True, deep, eps, AFFINE)
+        a2, b2, c2, _inverse = fixed_tables(mean, var, weight, bias, next, True, deep, eps, AFFINE)
+        value = (value - both(own, c, c2)) * both(own, a, a2) + both(own, b, b2)
         if KEEP:
-            lane = tl.arange(0, FLAT)
-            own = mask & (program * CELLS + lane // M < C) & (lane % M == 0)
-            keep_tables(made, channel, own, C, a, b, c, inverse)
+            cell = program * CELLS + tl.arange(0, CELLS)
+            first = cell < C  # sample
+            a, b, c, inverse = fixed_tables(mean, var, weight, bias, cell, first, deep, eps, AFFINE)
+            keep_tables(made, cell, first, C, a, b, c, inverse)
     if RESIDUAL:
         value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(y + at, activate(value, ACT).to(y.dtype.element_ty), mask=mask)
@@ -202,25 +214,28 @@ def flat_pointwise_gradient_kernel(
     dy, x, map, weight, bias, alpha, residual, kept, dx, parts, parts_of_alpha, C,
     SQUASH: tl.constexpr, AFFINE: tl.constexpr, ACT: tl.constexpr, RESIDUAL: tl.constexpr,
     KEEP: tl.constexpr, DX: tl.constexpr, SUMS: tl.constexpr,
-    M: tl.constexpr, CELLS: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
+    M: tl.constexpr, CELLS: tl.constexpr, VECTORS: tl.constexpr, SPAN: tl.constexpr,
+    PIECES: tl.constexpr,
 ):  # fmt: skip
     """The same for short rows; a row is one part."""
     program = tl.program_id(0)
-    at, mask, channel = _run(program, C, M, CELLS, FLAT)
+    at, mask, row, own = run_of(program, M, CELLS, VECTORS, SPAN)
+    channel = entry_of(program, row, C, CELLS)
+    next = entry_of(program, row + 1, C, CELLS)
     value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     g = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
     if SQUASH:
         factor = tl.load(alpha).to(tl.float32)
         hat, slope = squash(value * factor)
-        a = tl.full((FLAT,), 1.0, tl.float32)
-        b = tl.zeros((FLAT,), tl.float32)
+        a = tl.full((VECTORS, SPAN), 1.0, tl.float32)
+        b = tl.zeros((VECTORS, SPAN), tl.float32)
         if AFFINE:
-            a = of_channels(weight, channel, mask)
-            b = of_channels(bias, channel, mask)
+            a = of_rows(weight, channel, next, own)
+            b = of_rows(bias, channel, next, own)
     else:
-        a = of_channels(map, channel, mask)
-        b = of_channels(map + C, channel, mask)
-        hat = tl.where(mask, value - of_channels(map + 2 * C, channel, mask), 0.0)
+        a = of_rows(map, channel, next, own)
+        b = of_rows(map + C, channel, next, own)
+        hat = value - of_rows(map + 2 * C, channel, next, own)
     if ACT != 0:
         pre = hat * a + b
         if RESIDUAL:
@@ -230,19 +245,20 @@ def flat_pointwise_gradient_kernel(
             tl.store(kept + at, g.to(kept.dtype.element_ty), mask=mask)
     cell = program * CELLS + tl.arange(0, CELLS)
     if SUMS and AFFINE:
-        along = g * hat
+        along = pieces_of_rows(tl.where(mask, g * hat, 0.0), own, M, CELLS, PIECES)
+        dweight = tl.sum(along, 1)
         if not SQUASH:
-            along = along * of_channels(map + 3 * C, channel, mask)
-        by_weight, _there = _by_rows(along, M, CELLS, WIDE)
-        by_bias, _there = _by_rows(g, M, CELLS, WIDE)
-        tl.store(parts + cell, tl.sum(by_weight, 1))
-        tl.store(parts + tl.num_programs(0) * CELLS + cell, tl.sum(by_bias, 1))
+            entry = entry_of(program, tl.arange(0, CELLS), C, CELLS)
+            dweight = dweight * tl.load(map + 3 * C + entry)
+        alone = pieces_of_rows(tl.where(mask, g, 0.0), own, M, CELLS, PIECES)
+        tl.store(parts + cell, dweight)
+        tl.store(parts + tl.num_programs(0) * CELLS + cell, tl.sum(alone, 1))
     out = g * a
     if SQUASH:
         out = out * slope
         if SUMS:
             along = tl.where(mask, out * value, 0.0)
-            tl.store(parts_of_alpha + program, tl.sum(along, 0))
+            tl.store(parts_of_alpha + program, tl.sum(tl.sum(along, 1), 0))
         out = out * factor
     if DX:
         tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)

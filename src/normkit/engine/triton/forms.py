@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+FLAT_WARPS = 8  # of the kernels for short rows: a thread has one vector
 TILE = 2048  # elements of a map's program: two 16-byte loads of bfloat16 a thread
 COLUMNS = 128  # cells of a tile, side by side in memory
 WIDEST = 512  # those of a reduction of many short cells
@@ -51,16 +52,19 @@ class Form(NamedTuple):
         return self.positions // self.shared
 
     @property
-    def flat(self) -> tuple[int, int, int, int] | None:
-        """M, CELLS, FLAT and WIDE of the kernels for short rows (flat.py); None where they do not
-        serve."""
+    def flat(self) -> tuple[int, int, int, int, int] | None:
+        """M, CELLS, VECTORS, SPAN and PIECES of the kernels for short rows (flat.py); None where
+        they do not serve."""
         if not self.rows or self.shared >= 4 or self.positions > TILE // 8:
             return None
         cells = power_of_two(TILE // self.positions + 1) // 2
         if self.cells % cells:
             return None
-        wide = power_of_two(self.positions)
-        return self.positions, cells, power_of_two(cells * self.positions), wide
+        span = min(8, power_of_two(self.positions + 1) // 2)  # no longer than a row
+        vectors = power_of_two(-(-cells * self.positions // span))
+        # a row that starts with the last value of a vector has the most of them
+        pieces = power_of_two((self.positions + span - 2) // span + 1)
+        return self.positions, cells, vectors, span, pieces
 
     @property
     def cell_tiles(self) -> int:

@@ -22,6 +22,7 @@ from normkit.engine.triton.flat import (
     flat_sums_kernel,
 )
 from normkit.engine.triton.forms import (
+    FLAT_WARPS,
     GRID_LIMIT,
     Form,
     form_of,
@@ -171,9 +172,9 @@ def _affine(
 
 
 def _flat(form: Form, period: int, *constants: int) -> tuple[Any, ...]:
-    """Grid, numbers and constants of a kernel for short rows."""
+    """Grid, numbers, constants and warps of a kernel for short rows."""
     assert form.flat is not None
-    return (form.cells // form.flat[1],), (period,), (*constants, *form.flat)
+    return (form.cells // form.flat[1],), (period,), (*constants, *form.flat), FLAT_WARPS
 
 
 # ---------------------------------------------------------------- the way back
