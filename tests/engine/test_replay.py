@@ -339,3 +339,33 @@ def test_a_tensor_in_two_places_is_not_taken_for_one_in_others(name, learns):
             truth = everything(exact, same)
         for mine, theirs in zip(found, truth, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("how", ["no_grad", "inference_mode", "frozen"])
+@pytest.mark.parametrize("name", [*LAYERS, "dyt", "frozen_bn"])
+def test_forwards_without_gradients_are_replayed(name, how, training, monkeypatch):
+    """Only maps of given statistics were: in inference gn and bcn were slower than torch."""
+    # in eval mode torch computes a part: bnet's convolution, 1/deviation of batch_renorm
+    launches = training or name not in ("bnet", "batch_renorm")
+    layer = make(name).train(training)
+    other = copy.deepcopy(layer)
+    if how == "frozen":
+        layer.requires_grad_(False)
+    mode = nullcontext() if how == "frozen" else getattr(torch, how)()
+    with mode:
+        for seed in range(3):
+            x, residual = batch(seed), batch(seed + 5)
+            if seed == 2 and launches:  # by now nothing is to be decided
+                refuse = lambda *given: pytest.fail("the forward was not replayed")  # noqa: E731
+                monkeypatch.setattr(type(layer), "normalize", refuse)
+            y = layer(x, residual, "relu")
+            monkeypatch.undo()
+            with nk.use_backend("torch"):
+                torch.testing.assert_close(y, other(x, residual, "relu"), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dict(layer.named_buffers()), dict(other.named_buffers()))
+    if how != "frozen":  # and a step of training afterwards is a step of training
+        made = step(layer, batch(4), batch(3), "relu")
+        with nk.use_backend("torch"):
+            expected, _ = step(other, batch(4), batch(3), "relu")
+        torch.testing.assert_close(made[0], expected, rtol=1e-4, atol=1e-4)

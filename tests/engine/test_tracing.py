@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 import normkit as nk
@@ -268,3 +270,119 @@ def test_nothing_is_traced_on_a_cpu() -> None:
     layer, x = made("gbgn", {"groups": 2}), torch.randn(4, 8, 3, 3, dtype=torch.float64)
     layer(x)
     assert not layer.__dict__.get("_traced")
+
+
+class StandIn:
+    """What Inductor would make of a list of operations: two kernels, whose launcher is one of
+    Inductor's. The first does it all, the second copies what came of it."""
+
+    leaves = False  # an operation to torch
+    hides = False  # what fills a table
+
+    class Kernel:
+        """As torch's launcher has it: its type is that of its arguments, 'O' for tensors."""
+
+        function, num_warps, shared = 0, 4, 0
+        full_constexprs: tuple[int, ...] = ()
+
+        def __init__(self, names: list[str], kinds: str, run: Any) -> None:
+            self.arg_names, self.arg_tys, self.body = names, kinds, run
+
+        def run(self, x: int, y: int, z: int, stream: int, *given: Any) -> None:
+            with _disable_current_modes():
+                self.body(*given)
+
+    def __init__(self, graph: Any, mode: Any) -> None:
+        tensors = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"][1:]
+        self.graph, self.names = graph, [f"in_ptr{place}" for place in range(len(tensors))]
+
+    def launcher(self, names: list[str], kinds: str, run: Any) -> Any:
+        scope = {"runner": self.Kernel(names, kinds, run).run}
+        exec("def launcher(*given, stream):\n    runner(1, 1, 1, stream, *given)", scope)
+        tuner = object.__new__(CachingAutotuner)
+        tuner.launchers = [scope["launcher"]]
+        return tuner
+
+    def __call__(self, given: list[Any]) -> list[Tensor]:
+        count, *tensors = given
+
+        def all_of_it(*arguments: Any) -> None:
+            *tensors, made, count = arguments
+            made.copy_(self.graph(count, *tensors)[0])
+
+        with _disable_current_modes():
+            size = self.graph(count, *(t.clone() for t in tensors))[0].shape
+        between, out = torch.empty(size), torch.empty(size)
+        if self.hides:
+            with _disable_current_modes():
+                all_of_it(*tensors, between, count)
+        else:
+            names = [*self.names, "out_ptr0", "ks0"]
+            kinds = "O" * (len(tensors) + 1) + "l"
+            self.launcher(names, kinds, all_of_it).run(*tensors, between, count, stream=0)
+        if self.leaves:
+            between.mul_(1)
+        copy = self.launcher(["in_ptr0", "out_ptr0"], "OO", lambda a, b: b.copy_(a))
+        copy.run(between, out, stream=0)
+        return [out.view(-1)]
+
+
+@pytest.fixture
+def by_stand_ins(traced_here: list[TracedPlan], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def run(self: Any, *given: Any, stream: int) -> Any:
+        return self.launchers[0](*given, stream=stream)
+
+    nk.build_extension()
+    monkeypatch.setattr(CachingAutotuner, "run", run)
+    monkeypatch.setattr(tracing, "inductor", StandIn)
+    yield
+    assert CachingAutotuner.run is run
+
+
+def steps_of(layer: Normalizer, other: Normalizer) -> list[str]:
+    """The kinds of four steps, all of which give what torch gives."""
+    kinds = []
+    for step in range(4):
+        x = torch.randn(8, 8, 5, 3).requires_grad_()
+        residual = torch.randn(8, 8, 5, 3)
+        y = layer(x, residual, "relu")
+        found = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])
+        with nk.use_backend("torch"):
+            expected = other(x, residual, "relu")
+            own = [x, *other.parameters()]
+            wanted = torch.autograd.grad(expected.square().sum(), own)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5, msg=f"step {step}")
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(dict(layer.named_buffers()), dict(other.named_buffers()))
+        kinds.append(y.grad_fn.name())
+    return kinds
+
+
+@pytest.mark.parametrize(("name", "options"), LAYERS, ids=IDS)
+@pytest.mark.skipif(DEVICE == "cuda", reason="Triton's interpreter runs where there is no GPU")
+def test_steps_with_inductors_kernels_are_replayed(
+    by_stand_ins: None, name: str, options: dict[str, Any]
+) -> None:
+    """A step of gbgn took six times as long as one of bn where the host is what one waits for."""
+    layer = made(name, options, torch.float32)
+    kinds = steps_of(layer, copy.deepcopy(layer))
+    assert ["NormalizerStep" in kind for kind in kinds] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("what", ["leaves", "hides"])
+@pytest.mark.skipif(DEVICE == "cuda", reason="Triton's interpreter runs where there is no GPU")
+def test_what_inductor_does_beside_kernels_is_not_replayed(
+    by_stand_ins: None, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(StandIn, what, True)
+    layer = made("gbgn", {"groups": 4}, torch.float32)
+    assert not any("NormalizerStep" in kind for kind in steps_of(layer, copy.deepcopy(layer)))
+
+
+def test_copies_share_a_plan(traced_here: list[TracedPlan]) -> None:
+    """A copy knows that it has no recorded steps, which was taken for an option."""
+    layer = made("gbgn", {"groups": 2}, torch.float32)
+    x = torch.randn(4, 8, 3, 3, device=DEVICE)
+    layer(x)
+    copy.deepcopy(layer)(x)
+    assert len(traced_here) == 1

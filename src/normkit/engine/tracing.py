@@ -31,14 +31,17 @@ from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 from normkit.engine.dispatch import decide, looked_into
+from normkit.engine.replay.inductor import overheard, unheard
+from normkit.engine.replay.record import active
 
 SWITCH = "NORMKIT_INDUCTOR"
 DEVICES = ["cuda"]  # where plans are made
 MOST_PLANS = 4  # of one class and width: options or batch sizes that always change are not compiled
 MOST_OPERATIONS = 400  # that a list may have: a compiler would take minutes for more
 
-_COUNTERS = {"_factory", "_warned", "_traced", "_unrecorded"}
-_NOT_OPTIONS = frozenset(nn.Module().__dict__) | _COUNTERS
+_OWN = {"_factory", "_warned", "_traced", "_unrecorded", "_replays", "_norm_replays"}
+_WATCHERS = {"listeners", "exchange", "_lookers"}
+_NOT_OPTIONS = frozenset(nn.Module().__dict__) | _OWN | _WATCHERS
 _PLAIN = (type(None), bool, int, float, str)
 _plans: dict[Any, TracedPlan | str] = {}
 _made: dict[Any, int] = {}  # class and width -> number of plans
@@ -144,7 +147,7 @@ def kind_of(layer: Any, state: LayerState) -> tuple[Any, ...]:
         raise Untraceable("it has domains")
     options = []
     for name, value in layer.__dict__.items():
-        if name in _NOT_OPTIONS or name in ("listeners", "exchange", "_replays", "_lookers"):
+        if name in _NOT_OPTIONS:
             continue
         if not isinstance(value, (*_PLAIN, tuple, frozenset)):
             raise Untraceable(f"its attribute {name} is no plain value")
@@ -221,10 +224,10 @@ class TracedPlan:
         self, moments: Tensor, count: int, parameters: Sequence[Tensor], buffers: Sequence[Tensor]
     ) -> Tensor:
         """The table of the forward, from moments (2, rows · columns). Writes new statistics."""
-        given = [count, moments, *(p.detach() for p in parameters), *buffers]
+        given = [count, moments, *_bare(parameters), *buffers]
         if self.run_forward is None:
             self.run_forward = self._tried(lambda: self.compiled, self.forward_list, given)
-        with torch.no_grad():
+        with torch.no_grad(), overheard():
             (made,) = self.run_forward(given)
         return made
 
@@ -232,13 +235,14 @@ class TracedPlan:
         self, sums: Tensor, tables: Tensor, count: int, parameters: Sequence[Tensor]
     ) -> Tensor:
         """The table of the backward, from Σ g·(x − center) and Σ g."""
-        given = [count, sums, tables, *(p.detach() for p in parameters)]
+        given = [count, sums, tables, *_bare(parameters)]
         if self.run_backward is None:
             if sums.is_cuda and torch.cuda.is_current_stream_capturing():
-                return self.backward_list(*given)[0]
+                with overheard():
+                    return self.backward_list(*given)[0]
             compile = lambda: self.compiler(self.backward_list, self.mode)  # noqa: E731
             self.run_backward = self._tried(compile, self.backward_list, given)
-        with torch.no_grad():
+        with torch.no_grad(), overheard():
             (made,) = self.run_backward(given)
         return made
 
@@ -248,7 +252,7 @@ class TracedPlan:
         """Kernels that have run once, on copies; or, if they cannot, the operations by torch."""
         copies = [t.clone() if isinstance(t, Tensor) else t for t in given]
         try:
-            with _lock, torch.no_grad():
+            with _lock, torch.no_grad(), unheard():
                 run = compile()
                 run(copies)
             return run
@@ -264,6 +268,14 @@ class TracedPlan:
             result[name] = tables[at : at + size].view(shape).to(dtype)
             at += size
         return result
+
+
+def _bare(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The parameters without their gradients, which a recording takes for the same."""
+    bare = [p.detach() for p in parameters]
+    if active.recording is not None:
+        active.recording.same(bare, parameters)
+    return bare
 
 
 class _Reading(dict[str, Any]):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.core.fusion import Fixed, Fusion, Squash
+from normkit.core.fusion import Fixed, Fusion, Traced
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
@@ -88,9 +88,10 @@ class Replayed:
         """To record a step, if all that it does will be launches of kernels."""
         plain = path.name == "fused" and not self.listeners and not state.again
         plain = plain and not path.part  # after which torch convolves
-        if not plain or (fusion.memory is None and self.tracks(state)):
+        written = fusion.memory is not None or isinstance(fusion, Traced)
+        if not plain or (self.tracks(state) and not written):
             return None
-        return step_record(self, x, activation, alone=isinstance(fusion, Fixed | Squash))
+        return step_record(self, x, activation)
 
     def with_loops(self, path: Path, state: LayerState, fusion: Any) -> Path:
         """A path on a CPU, without the loops for coefficients that do not do all of it."""

@@ -35,7 +35,7 @@ from normkit.engine.families.depthwise_kernels import (
     depthwise_sums_kernel,
     totals_kernel,
 )
-from normkit.engine.families.family import ChannelLayout, Family
+from normkit.engine.families.family import ChannelLayout, FamilyTables
 from normkit.engine.families.fused import FAMILIES
 from normkit.engine.replay.record import RecordedStep, Recording
 from normkit.engine.triton import passes
@@ -60,9 +60,42 @@ def fused_depthwise(
     and the tables that were made, with where in them the statistics of the batch begin. The
     activation is one whose result tells its gradient: y is kept in place of what went into it."""
     norm, kernel, bias = description
-    source = FAMILIES[type(norm)], repetition, record
-    given = norm, act, layout, source, *norm.parameters
-    return _FusedDepthwise.apply(x, residual, kernel, bias, *given)
+    if torch.is_grad_enabled():
+        source = repetition, record
+        given = norm, act, layout, source, *norm.parameters
+        return _FusedDepthwise.apply(x, residual, kernel, bias, *given)
+    recording = None
+    if record is not None:
+        recording = Recording(record.inputs(x, residual, (kernel, bias, *norm.parameters)))
+    with recording or nullcontext():
+        made = FAMILIES[type(norm)].coefficients(x, passes.moment_parts(x, layout), norm, layout)
+        y = _maker(x, made, description, residual is not None, act, layout)(x, residual)
+    if recording is not None and record is not None:
+        record.forward_alone(recording, x, y, nothing_learned=False)
+    return y, made.tables, made.statistics
+
+
+def _maker(
+    x: Tensor,
+    made: FamilyTables,
+    description: Depthwise,
+    with_residual: bool,
+    act: str,
+    layout: ChannelLayout,
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """The last launch of the forward, of x and a residual."""
+    _, kernel, bias = description
+    tables, period, _, gates = made
+    has = bias is not None, gates is not None, with_residual
+    start = _forward(_sizes(x, layout, period), *has, NUMBERS[act])
+
+    def make(x: Tensor, residual: Tensor | None) -> Tensor:
+        y = passes.like(layout, x)
+        residual = None if residual is None else layout.aligned(residual)
+        start(layout.aligned(x), tables, kernel, bias, gates, residual, y)
+        return y
+
+    return make
 
 
 class _FusedDepthwise(torch.autograd.Function):
@@ -76,30 +109,27 @@ class _FusedDepthwise(torch.autograd.Function):
         fusion: Fusion,
         act: str,
         layout: ChannelLayout,
-        source: tuple[Family, Repetition, RecordedStep | None],
+        source: tuple[Repetition, RecordedStep | None],
         *parameters: Tensor | None,
     ) -> Any:
-        family, ctx.repetition, record = source
+        family = FAMILIES[type(fusion)]
+        ctx.repetition, record = source
         recording = None
         if record is not None:
             recording = Recording(record.inputs(x, residual, (kernel, bias, *parameters)))
         with recording or nullcontext():
-            parts = passes.moment_parts(x, layout)
-            tables, period, statistics, gates = family.coefficients(x, parts, fusion, layout)
-            has = bias is not None, gates is not None, residual is not None
-            start = _forward(_sizes(x, layout, period), *has, NUMBERS[act])
-
-            def make(x: Tensor, residual: Tensor | None) -> Tensor:
-                y = passes.like(layout, x)
-                residual = None if residual is None else layout.aligned(residual)
-                start(layout.aligned(x), tables, kernel, bias, gates, residual, y)
-                return y
-
+            made = family.coefficients(x, passes.moment_parts(x, layout), fusion, layout)
+            own = Depthwise(fusion, kernel, bias)
+            make = _maker(x, made, own, residual is not None, act, layout)
             y = make(x, residual)
+        tables, period, statistics, gates = made
         remaking.offer(y, x, residual, make)
         keeps_y = act != "none"
         if recording is not None and record is not None:
-            record = record.with_forward(recording, y, tables, keeps_y)
+            if any(ctx.needs_input_grad):
+                record = record.with_forward(recording, y, tables, keeps_y)
+            else:
+                record.forward_alone(recording, x, y, nothing_learned=True)
         ctx.record = record
         kept = y if keeps_y else None
         ctx.save_for_backward(x, kept, kernel, bias, tables, gates, *parameters)

@@ -49,8 +49,17 @@ def fused(
     begin, which carry no gradient; and the gates if they are kept. Only with a ``repetition`` can
     its gradient be differentiated once more. A ``record`` is told what a step launches.
     """
-    source = FAMILIES[type(fusion)], repetition, record
-    return _Fused.apply(x, residual, fusion, act, layout, source, *fusion.parameters)
+    if torch.is_grad_enabled():
+        source = FAMILIES[type(fusion)], repetition, record
+        return _Fused.apply(x, residual, fusion, act, layout, source, *fusion.parameters)
+    recording = None
+    if record is not None:
+        recording = Recording(record.inputs(x, residual, fusion.parameters))
+    with recording or nullcontext():
+        y, (tables, _, statistics, gates) = forward(x, fusion, residual, act, layout)
+    if recording is not None and record is not None and gates is None:
+        record.forward_alone(recording, x, y, nothing_learned=False)
+    return y, tables, statistics, gates
 
 
 def forward(
@@ -127,11 +136,12 @@ class _Fused(torch.autograd.Function):
                 if remaking.active():
                     with Recording([x, residual, tables]) as remake[0]:
                         passes.apply_map(x, tables, period, residual, act, layout)
-            record = (
-                None
-                if gates is not None
-                else record.with_forward(recording, y, tables, remake=remake)
-            )
+            if gates is not None:
+                record = None
+            elif any(ctx.needs_input_grad):
+                record = record.with_forward(recording, y, tables, remake=remake)
+            else:
+                record.forward_alone(recording, x, y, nothing_learned=True)
         ctx.record = record
         ctx.mark_non_differentiable(tables)
         ctx.set_materialize_grads(False)

@@ -106,6 +106,11 @@ class Recording:
     def slot(self, tensor: Tensor) -> int:
         """Where a tensor lies that was allocated or given."""
         found = self.slots.get(id(tensor))
+        if found is None:  # another object for the same memory?
+            found = self.storages.get(tensor.untyped_storage().data_ptr())
+            kept = None if found is None else self.kept_at[found]
+            if kept is not None and (kept.dtype, kept.shape) != (tensor.dtype, tensor.shape):
+                found = None
         if found is None:
             raise Unrecordable("a result is none of the tensors that kernels have written")
         return found
@@ -173,7 +178,7 @@ class RecordedStep:
         self, recording: Recording, x: Tensor, y: Tensor, *, nothing_learned: bool
     ) -> None:
         """A forward after which no backward comes: because nothing gets a gradient, whatever the
-        mode, or because the mode is one without."""
+        mode, or because the mode is one without. Nothing of the record is left to be done."""
         layer, module, plan = self.layer(), extension(wanted=False), self.plan
         if layer is None or module is None or self.with_forward(recording, y, y) is None:
             return
@@ -270,13 +275,8 @@ class RecordedStep:
             layer.__dict__["_unrecorded"] = layer.__dict__.get("_unrecorded", 0) + 1
 
 
-def step_record(
-    layer: Any, x: Tensor, activation: str, *, alone: bool = False
-) -> RecordedStep | None:
-    """For a step that is worth recording: one that can be replayed, of a layer with few shapes. A
-    forward without gradients only if it is replayed ``alone``."""
-    if not (alone or torch.is_grad_enabled()):
-        return None
+def step_record(layer: Any, x: Tensor, activation: str) -> RecordedStep | None:
+    """For a step that is worth recording: one that can be replayed, of a layer with few shapes."""
     replays = layer.__dict__.get("_replays")
     most = PLANS if torch.is_grad_enabled() else PLANS // 2  # so that there is room for training
     if replays is not None and len(replays) >= most:

@@ -1,0 +1,156 @@
+"""What Inductor's code starts, told to a recording.
+
+Inductor makes Python code of a list of operations: it allocates tables and starts kernels through
+launchers of its own. Inside ``overheard`` each start is heard where Inductor hands it over: the
+kernel, its grid, its tensors and numbers. What else that code might do, operations by torch, makes
+the step one that is not recorded; so does anything about a kernel that is not as expected here.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normkit.engine.replay.record import Recording, active
+
+NUMBERS = "ilfd"  # kinds of numbers that C++ hands over
+_ALLOCATES = ("aten::empty", "aten::new_empty")
+_lock = threading.RLock()
+
+
+class _Unexpected(Exception):
+    """A kernel is started in a way that is not known here."""
+
+
+class InductorLaunch:
+    """A start of a kernel: for a recording what ``triton.launch.Launch`` is."""
+
+    def __init__(self, runner: Callable[..., None], given: Sequence[Any]) -> None:
+        kernel: Any = getattr(runner, "__self__", None)
+        x, y, z, _, *arguments = given
+        kinds = str(getattr(kernel, "arg_tys", ""))
+        tensors = len(kinds) - len(kinds.lstrip("O"))
+        names = [
+            name
+            for place, name in enumerate(getattr(kernel, "arg_names", ()))
+            if place not in kernel.full_constexprs
+        ]
+        if not len(names) == len(kinds) == len(arguments) or set(kinds[tensors:]) - set(NUMBERS):
+            raise _Unexpected
+        self.tensors: list[Tensor] = arguments[:tensors]
+        self.names = names[:tensors]
+        self.numbers = list(zip(kinds[tensors:], arguments[tensors:], strict=True))
+        self.grid = [x, y, z]
+        self.runner = runner  # which keeps the kernel loaded
+        self.function, self.warps, self.shared = kernel.function, kernel.num_warps, kernel.shared
+
+    def __call__(self, *tensors: Tensor) -> None:
+        stream = torch.cuda.current_stream().cuda_stream if tensors[0].is_cuda else 0
+        self.runner(*self.grid, stream, *tensors, *(number for _, number in self.numbers))
+
+    def started(self, tensors: Sequence[Tensor | None]) -> dict[str, Any]:
+        """What C++ needs to start it again."""
+        return {
+            "function": self.function,
+            "grid": self.grid,
+            "threads": 32 * self.warps,
+            "shared": self.shared,
+            "numbers": self.numbers,
+            "overlap": False,
+            "call": self,
+        }
+
+
+@contextmanager
+def overheard() -> Iterator[None]:
+    """What Inductor's code in this block does becomes part of the recording in force."""
+    recording = active.recording
+    if recording is None:
+        yield
+        return
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    run = CachingAutotuner.run
+
+    @functools.wraps(run)
+    def heard(self: Any, *args: Any, **options: Any) -> Any:
+        if active.recording is not recording:  # another thread's
+            return run(self, *args, **options)
+        launchers: Any = getattr(self, "launchers", ())
+        scope = launchers[0].__globals__ if len(launchers) == 1 else {}
+        runner = scope.get("runner")
+        if runner is None:
+            recording.obstacle = "a kernel of Inductor is started in an unknown way"
+            return run(self, *args, **options)
+
+        def noted(*given: Any) -> None:
+            _note(recording, runner, given)
+            runner(*given)
+
+        scope["runner"] = noted
+        try:
+            return run(self, *args, **options)
+        finally:
+            scope["runner"] = runner
+
+    with _lock, _Watching(recording):
+        CachingAutotuner.run = heard  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            CachingAutotuner.run = run  # type: ignore[method-assign]
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """What happens in this block is no part of a recording."""
+    recording, active.recording = active.recording, None
+    try:
+        yield
+    finally:
+        active.recording = recording
+
+
+class _Watching(TorchDispatchMode):
+    """Sees operations by torch, which a list of launches does not contain."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and not func.name().startswith(_ALLOCATES):
+            self.recording.obstacle = "Inductor leaves an operation to torch"
+        return func(*args, **(kwargs or {}))
+
+
+def _note(recording: Recording, runner: Callable[..., None], given: Sequence[Any]) -> None:
+    try:
+        launch = InductorLaunch(runner, given)
+        for name, tensor in zip(launch.names, launch.tensors, strict=True):
+            _known(recording, name, tensor)
+    except _Unexpected:
+        recording.obstacle = "a kernel of Inductor is started in an unknown way"
+        return
+    recording.launched(launch, launch.tensors)
+
+
+def _known(recording: Recording, name: str, tensor: Tensor) -> None:
+    """A tensor that nobody has seen before is a table that this kernel fills. Where another one
+    must have filled it, something has escaped."""
+    storage = tensor.untyped_storage()
+    slot = recording.storages.get(storage.data_ptr())
+    if slot is not None:
+        if recording.kept_at[slot].dtype != tensor.dtype:
+            raise _Unexpected  # offsets count entries
+    elif not name.startswith("out_ptr") or storage.nbytes() != tensor.nbytes:
+        raise _Unexpected
+    else:
+        recording.allocated(tensor, like_x=False)
