@@ -191,7 +191,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seconds", type=duration, default=1e9, help="start no part that would take longer")
     add("--processes", type=count, default=max(1, (os.cpu_count() or 2) - 2), help="that compile")
     add("--prepare", type=duration, default=1e9, metavar="S", help="for compiling kernels")
-    add("--turns", type=count, default=7, help="at most, where times differ by 2 %% (%(default)s)")
+    add("--turns", type=count, default=15, help="at most, where times differ by 2 %% (%(default)s)")
     here = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", choices=("cuda", "cpu"), default=here)
     add("--commit", help="what this is, where git cannot tell")

@@ -53,7 +53,8 @@ def measure(
         timers[name] = networks.timer(step, device)
     times = networks.in_turns(timers, turns)
     for row in rows:
-        if own := times.get(row["layer"]):
-            row["microseconds"] = 1e6 * statistics.median(own) / length
-            row["spread"] = networks.spread(own)
+        if found := times.get(row["layer"]):
+            row["microseconds"] = 1e6 * statistics.median(found.own) / length
+            row["uncertainty"] = networks.uncertainty(found.own)
+            row["ratio"] = 1 / statistics.median(found.ratios)
     return rows

@@ -1,7 +1,8 @@
 """Whole networks in training: images a second and peak memory, beside torch's own norms.
 
-Networks are torchvision's, steps are in bfloat16 and channels_last. Variants of a network are timed
-in turns, so that a slow minute of the machine is everyone's, and a ratio is the median over turns.
+Networks are torchvision's, steps are in bfloat16 and channels_last. In each turn every variant is
+timed right before or after the first one, so that what a busy host does to one it does to both; a
+ratio is the median of such pairs. The first one is timed beside itself.
 A variant is a norm and what is done with it: ``bn`` converted, ``bn-fused`` after ``fuse``,
 ``bn-save`` after ``fuse(save="inputs")``, ``bn-ws`` with standardized weights, ``torch-gn`` torch,
 ``torch-folded`` by torch's own means, ``bn-folded+fused`` by ``fold(fuse=True)``.
@@ -10,12 +11,13 @@ A variant is a norm and what is done with it: ``bn`` converted, ``bn-fused`` aft
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ Step = Callable[[], None]
 CLASSES = 1000
 SETTLING = 5  # steps in which kernels are loaded, steps recorded
 STEADY = 0.02  # turns that differ by less than that are not repeated
-TURN_SECONDS = 0.15
+TURN_SECONDS = 0.06  # short, so that a pair is of one moment
 DETECTION = "maskrcnn_resnet50_fpn"
 
 
@@ -278,14 +280,30 @@ def timer(step: Step, device: torch.device) -> Callable[[int], float]:
     return seconds
 
 
-def in_turns(timers: dict[str, Callable[[int], float]], turns: int) -> dict[str, list[float]]:
-    """Seconds of a step of each, turn by turn; three turns where no more are needed."""
+@dataclass
+class Turns:
+    """Seconds of a step, turn by turn, and of a step of the first variant beside it."""
+
+    own: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """How much faster than the first one, turn by turn."""
+        return [first / own for first, own in zip(self.first, self.own, strict=True)]
+
+
+def in_turns(timers: dict[str, Callable[[int], float]], turns: int) -> dict[str, Turns]:
+    """What a step of each takes; three turns where no more are needed."""
     counts = {name: _count(timer) for name, timer in timers.items()}
-    times: dict[str, list[float]] = {name: [] for name in timers}
+    times = {name: Turns() for name in timers}
+    first = next(iter(timers), "")
     for turn in range(turns):
-        for name in list(timers) if turn % 2 else list(timers)[::-1]:  # nobody is always first
-            times[name].append(timers[name](counts[name]) / counts[name])
-        if turn >= 2 and all(spread(own) < STEADY for own in times.values()):
+        for name, found in times.items():
+            pair = [(first, found.first), (name, found.own)]
+            for each, into in pair if turn % 2 else pair[::-1]:  # nobody is always in front
+                into.append(timers[each](counts[each]) / counts[each])
+        if turn >= 2 and all(_spread(found.own) < STEADY for found in times.values()):
             break
     return times
 
@@ -295,21 +313,29 @@ def _count(timer: Callable[[int], float]) -> int:
     return max(2, min(30, round(TURN_SECONDS / timer(1))))
 
 
-def spread(times: list[float]) -> float:
-    return (max(times) - min(times)) / statistics.median(times)
+def _spread(values: list[float]) -> float:
+    return (max(values) - min(values)) / statistics.median(values)
 
 
-def add_ratios(rows: list[dict[str, Any]], times: dict[str, list[float]], batch: int) -> None:
-    """Images a second, and against the first row: the median of the ratios of turns."""
-    base = times.get(rows[0]["variant"])
+def uncertainty(values: list[float]) -> float | None:
+    """Half of a 95 % interval of the median, as a share of it: 1.57 · (distance of quartiles) / √n,
+    as in McGill, Tukey, Larsen 1978."""
+    if len(values) < 2:
+        return None
+    low, middle, high = statistics.quantiles(values, method="inclusive")
+    return 1.57 * (high - low) / math.sqrt(len(values)) / middle
+
+
+def add_ratios(rows: list[dict[str, Any]], times: dict[str, Turns], batch: int) -> None:
+    """Images a second, and against the first row."""
     for row in rows:
-        own = times.get(row["variant"])
-        if own is None:
+        found = times.get(row["variant"])
+        if found is None:
             continue
-        row["images_per_second"] = batch / statistics.median(own)
-        row["spread"] = spread(own)
-        if base:
-            row["ratio"] = statistics.median(b / s for b, s in zip(base, own, strict=True))
+        row["images_per_second"] = batch / statistics.median(found.own)
+        if rows[0]["variant"] in times:
+            row["ratio"] = statistics.median(found.ratios)
+            row["uncertainty"] = uncertainty(found.ratios)
         if row.get("gib") and rows[0].get("gib"):
             row["memory"] = row["gib"] / rows[0]["gib"]
 

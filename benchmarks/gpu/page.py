@@ -59,8 +59,9 @@ NETWORKS = """\
 
 A step of training of torchvision's networks in eager mode, bfloat16 autocast, channels_last, SGD
 with momentum, 224×224 pixels unless it says otherwise; inference is forward in eval mode.
-Variants take turns; a ratio is the median over turns, ± half of what lies between the fastest
-turn and the slowest. Peak memory is that of a step, with the network and its optimizer.
+Each variant is timed in turns right beside the first one, up to 15 times; a ratio is the median of
+these pairs, with half of a 95 % interval; nn.BatchNorm2d beside itself shows what is noise. Peak
+memory is that of a step, with the network and its optimizer.
 """
 MEMORY = """\
 ## Memory
@@ -137,7 +138,7 @@ nn.BatchNorm2d (cuDNN) {bn:.2f}, nn.GroupNorm {gn:.2f}.
 README_SMALL = """\
 Small networks wait for the host: there a step is recorded once and then started from C++, where a
 compiler is found (`nk.build_extension()`). Eager images a second in units of nn.BatchNorm2d's,
-medians over turns that lie ± {half:.0f} % apart, for hosts are busy or not:
+medians of pairs that are timed one beside the other, ± {half:.0f} % (95 %):
 """
 README_MEMORY = """\
 `nk.fuse(model, save="inputs")` makes what comes out of a norm again in backward from what went
@@ -211,15 +212,16 @@ def _networks(run: GpuRun) -> Iterator[str]:
         return
     yield NETWORKS
     batches = {name: case.batch for name, case in CASES.items()}
-    header = ["network", "batch", "norms", "images/s", "±", f"× {BN}", "peak GiB", "×"]
+    header = ["network", "batch", "norms", "images/s", f"× {BN}", "±", "peak GiB", "×"]
     lines = []
     for name, rows in found.items():
         head = [TITLES[name], str(batches[name])]
         for row in rows:
             if "error" not in row:
-                half = f"{50 * row['spread']:.0f} %" if "spread" in row else MISSING
-                memory = [_number(row.get(key)) for key in ("gib", "memory")]
-                numbers = [_rate(row), half, _number(row.get("ratio")), *memory]
+                share = row.get("uncertainty")
+                half = None if share is None else row["ratio"] * share
+                numbers = [_rate(row)]
+                numbers += map(_number, (row.get("ratio"), half, row.get("gib"), row.get("memory")))
                 lines.append([*head, title(row["variant"]), *numbers])
                 head = ["", ""]
     yield from grid(header, lines, left=(0, 2))
@@ -260,10 +262,15 @@ def _host(run: GpuRun) -> Iterator[str]:
     if rows:
         yield HOST
         lines = [
-            [row["layer"], f"{row['microseconds']:.0f}", f"{50 * row['spread']:.0f} %"]
+            [
+                row["layer"],
+                f"{row['microseconds']:.0f}",
+                f"{100 * (row['uncertainty'] or 0):.0f} %",
+                _number(row["ratio"]),
+            ]
             for row in rows
         ]
-        yield from grid(["layer", "µs", "±"], lines)
+        yield from grid(["layer", "µs", "±", f"× {BN}"], lines)
 
 
 def _layers(run: GpuRun) -> Iterator[str]:
@@ -398,9 +405,9 @@ def _readme_lines(run: GpuRun) -> Iterator[str]:
 
 
 def _usual_half(run: GpuRun) -> float:
-    """Of the small networks' rates, half of what lies between turns, in percent: the median."""
+    """Of the small networks' ratios, half of their intervals, in percent: the median."""
     rows = [row for name in SMALL for row in run.rows(f"network {name}")]
-    return 50 * statistics.median(row["spread"] for row in rows if "spread" in row)
+    return 100 * statistics.median(row["uncertainty"] for row in rows if row.get("uncertainty"))
 
 
 def title(variant: str) -> str:

@@ -139,7 +139,7 @@ def measure(part: str, machine: Machine, log: Callable[[str], None]) -> Rows:
     if part == LAB:
         return lab_rows(machine)
     length = 2 if machine.trial else host.LENGTH
-    return host.measure(layer_names(part), machine.device, min(3, machine.turns), length)
+    return host.measure(layer_names(part), machine.device, min(5, machine.turns), length)
 
 
 def lab_rows(machine: Machine) -> Rows:

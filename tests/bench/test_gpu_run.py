@@ -25,8 +25,9 @@ def test_a_network_is_measured_beside_torchs_norms(monkeypatch):
     case = Case("none", 8, 2, ("torch-bn", "bn-fused", "wrong"))
     said = []
     base, fused, wrong = networks.measure(case, CPU, 1, said.append)
-    assert base["ratio"] == 1.0
-    assert base["images_per_second"] * fused["ratio"] == pytest.approx(fused["images_per_second"])
+    assert base["ratio"] > 0
+    assert fused["ratio"] > 0
+    assert base["uncertainty"] is None  # of a single turn
     assert wrong == {"variant": "wrong", "error": "ValueError: no such norm"}
     assert said == ["none, wrong: ValueError: no such norm"]
     assert case.norms() == {"bn": ["bn-fused"], "wrong": ["wrong"]}
@@ -70,10 +71,42 @@ def test_steady_turns_are_not_repeated():
         return 0.1 * count
 
     times = networks.in_turns({"a": timer, "b": timer}, turns=9)
-    assert times == {name: pytest.approx([0.1] * 3) for name in "ab"}
+    for name in "ab":
+        assert times[name].own == times[name].first == pytest.approx([0.1] * 3)
     unsteady = iter(range(1, 100))
     times = networks.in_turns({"a": lambda count: next(unsteady)}, turns=5)
-    assert len(times["a"]) == 5
+    assert len(times["a"].own) == len(times["a"].first) == 5
+
+
+def test_a_ratio_is_of_one_moment():
+    """Turns of one network lay 30 % apart, and so did ratios of turns that were seconds apart."""
+    seconds, slow = iter(range(1000)), []
+
+    def timer(factor: float):
+        def timed(count: int) -> float:
+            slow.append(1 + next(seconds) // 8 % 3)  # a busy host, for eight blocks at a time
+            return factor * slow[-1] * count
+
+        return timed
+
+    timers = {"base": timer(1.0), "twice as fast": timer(0.5), "slower": timer(1.25)}
+    times = networks.in_turns(timers, turns=15)
+    assert len(set(slow)) == 3
+    rows = [{"variant": name} for name in timers]
+    networks.add_ratios(rows, times, batch=8)
+    assert [row["ratio"] for row in rows] == pytest.approx([1, 2, 0.8])
+    assert networks.uncertainty([1.0, 2.0, 3.0]) == pytest.approx(1.57 / 3**0.5 / 2)
+
+
+def test_pairs_in_front_and_behind():
+    order = []
+
+    def timer(name: str):
+        return lambda count: order.append(name) or float(len(order))
+
+    timers = {name: timer(name) for name in "ab"}
+    networks.in_turns(timers, turns=3)
+    assert order[4:] == [*"aaba", *"aaab", *"aaba"]
 
 
 def test_a_compiled_network_answers_from_its_process(monkeypatch):
@@ -158,10 +191,13 @@ def test_bad_arguments_are_explained(arguments, said, capsys, tmp_path, monkeypa
     assert said in capsys.readouterr().err
 
 
+HOST_ROW = {"layer": "bn", "microseconds": 87.4, "uncertainty": 0.05, "ratio": 0.8}
+
+
 def _run(tmp_path: Path) -> Path:
     rates = {"torch-bn": 100.0, "bn": 120.0, "bn-fused": 150.0, "bn-save": 135.0}
     rows = [
-        {"variant": v, "images_per_second": r, "ratio": r / 100, "spread": 0.02, "gib": 10.0}
+        {"variant": v, "images_per_second": r, "ratio": r / 100, "uncertainty": 0.02, "gib": 10.0}
         for v, r in rates.items()
     ]
     rows[-1] |= {"gib": 6.0, "memory": 0.6}
@@ -174,7 +210,7 @@ def _run(tmp_path: Path) -> Path:
         "parts": {
             "network resnet50-256": {"rows": rows},
             f"layers {SHAPE}": {"rows": layers},
-            "host": {"rows": [{"layer": "bn", "microseconds": 87.4, "spread": 0.1}]},
+            "host": {"rows": [HOST_ROW]},
         },
     }
     path = tmp_path / "run.json"
@@ -185,10 +221,10 @@ def _run(tmp_path: Path) -> Path:
 def test_the_page_says_what_the_file_says(tmp_path):
     text = page.gpu_page(_run(tmp_path))
     assert "commit c0ffee" in text
-    assert "| ResNet-50 | 256 | nn.BatchNorm2d | 100 | 1 % | 1.00 | 10.00 | – |" in text
-    assert '|  |  | bn, fused, save="inputs" | 135 | 1 % | 1.35 | 6.00 | 0.60 |' in text
+    assert "| ResNet-50 | 256 | nn.BatchNorm2d | 100 | 1.00 | 0.02 | 10.00 | – |" in text
+    assert '|  |  | bn, fused, save="inputs" | 135 | 1.35 | 0.03 | 6.00 | 0.60 |' in text
     assert "| ResNet-50 | 256 | bn | 0.60 | 1.35 | 0.90 | 1.7 |" in text  # 135 of 150 when fused
-    assert "| bn | 87 | 5 % |" in text
+    assert "| bn | 87 | 5 % | 0.80 |" in text
     floor = 8 * 2 * 128 * 2048 * 7 * 7 / 4e12
     assert f"| rms | {2e-5 / floor:.2f} |" in text
     assert "- network resnet50-256: in: ShapeError: one position" in text
