@@ -32,6 +32,7 @@ LAYERS = {
     "bcn": {"groups": 4},
     "sn": {},
     "batch_renorm": {},
+    "pn": {},
     "bnet": {"init": "dirac"},
     "ubn": {"affine_init": "dirac"},
 }
@@ -285,7 +286,7 @@ def test_it_can_be_switched_off(monkeypatch):
     assert "NORMKIT_CPP=0" in build.reason()
 
 
-@pytest.mark.parametrize("name", [n for n in LAYERS if n not in ("ln", "in", "iebn")])
+@pytest.mark.parametrize("name", [n for n in LAYERS if n not in ("ln", "in", "iebn", "pn")])
 def test_outputs_that_are_made_again(name):
     """fuse(save="inputs") has replayed steps: its hooks for saved tensors are known."""
     layer, conv = make(name), torch.nn.Conv2d(16, 2, 1).to(DEVICE)

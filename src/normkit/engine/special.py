@@ -42,11 +42,16 @@ def normalized_depthwise(
 
 
 def normalized_pixels(
-    path: Path, x: Tensor, description: Pixel, residual: Tensor | None, activation: str
+    path: Path,
+    x: Tensor,
+    description: Pixel,
+    residual: Tensor | None,
+    activation: str,
+    record: Any = None,
 ) -> Tensor | None:
     """Positional normalization by a kernel, or as an expression, of which a compiler makes one.
 
-    None on other paths.
+    None on other paths. A ``record`` is told what is launched.
     """
     check(x, residual, activation)
     if path.name == "expression":
@@ -56,7 +61,7 @@ def normalized_pixels(
         return None
     from normkit.engine.families import pixel
 
-    return pixel.fused_pixels(x, description, residual, activation)
+    return pixel.fused_pixels(x, description, residual, activation, record)
 
 
 def standardized_filters(weight: Tensor, count: int, eps: float, outside: bool) -> Tensor | None:

@@ -78,7 +78,8 @@ class PN(Normalizer):
         x = dense(x)
         description = self.description(x, state)
         path = decide(x, self.cells(x), description)
-        y = normalized_pixels(path, x, description, residual, activation)
+        record = self.recorded(path, x, state, description, activation)
+        y = normalized_pixels(path, x, description, residual, activation, record)
         if y is not None:
             return y
         if self.weight is None and self.bias is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.core.fusion import Fixed, Fusion, Traced
+from normkit.core.fusion import Fixed, Fusion, Pixel, Traced
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
@@ -83,12 +83,13 @@ class Replayed:
         return y if gates is None else (y, gates)
 
     def recorded(
-        self, path: Path, x: Tensor, state: LayerState, fusion: Fusion, activation: str
+        self, path: Path, x: Tensor, state: LayerState, fusion: Fusion | Pixel, activation: str
     ) -> RecordedStep | None:
         """To record a step, if all that it does will be launches of kernels."""
         plain = path.name == "fused" and not self.listeners and not state.again
         plain = plain and not path.part  # after which torch convolves
-        written = fusion.memory is not None or isinstance(fusion, Traced)
+        # where kernels write all statistics there are
+        written = isinstance(fusion, Traced | Pixel) or fusion.memory is not None
         if not plain or (self.tracks(state) and not written):
             return None
         return step_record(self, x, activation)

@@ -18,6 +18,8 @@ where lines of memory start. Offsets are 64-bit, arithmetic is float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ from normkit.core.fusion import Pixel
 from normkit.core.layout import Pixels
 from normkit.engine import plain, remaking
 from normkit.engine.activations import NUMBERS
+from normkit.engine.replay.record import RecordedStep, Recording
 from normkit.engine.triton import forms, passes
 from normkit.engine.triton.activations import activate, before
 from normkit.engine.triton.launch import Launch
@@ -44,11 +47,27 @@ class PixelPass(NamedTuple):
     layout: Pixels
 
 
-def fused_pixels(x: Tensor, description: Pixel, residual: Tensor | None, act: str) -> Tensor:
-    """activation(weight · (x − mean)/√(var + eps) + bias + residual), statistics of each pixel."""
+def fused_pixels(
+    x: Tensor,
+    description: Pixel,
+    residual: Tensor | None,
+    act: str,
+    record: RecordedStep | None = None,
+) -> Tensor:
+    """activation(weight · (x − mean)/√(var + eps) + bias + residual), statistics of each pixel. A
+    ``record`` is told what a step launches."""
     eps, correction, weight, bias = description
     how = PixelPass(eps, correction, act, Pixels.of(x))
-    return _Fused.apply(x, weight, bias, residual, how)
+    if torch.is_grad_enabled():
+        return _Fused.apply(x, weight, bias, residual, how, record)
+    recording = None
+    if record is not None:
+        recording = Recording(record.inputs(x, residual, (weight, bias)))
+    with recording or nullcontext():
+        y = write_map(x, weight, bias, residual, how)
+    if recording is not None and record is not None:
+        record.forward_alone(recording, x, y, nothing_learned=False)
+    return y
 
 
 class _Fused(torch.autograd.Function):
@@ -62,17 +81,22 @@ class _Fused(torch.autograd.Function):
         bias: Tensor | None,
         residual: Tensor | None,
         pixel: PixelPass,
+        record: RecordedStep | None,
     ) -> Any:
         ctx.save_for_backward(x, weight, bias, residual if pixel.act != "none" else None)
-        ctx.pixel = pixel
-
-        def make(x: Tensor, residual: Tensor | None) -> Tensor:
-            y = pixel.layout.like(x)
-            write_map(x, weight, bias, residual, y, pixel)
-            return y
-
-        y = make(x, residual)
-        remaking.offer(y, x, residual, make)
+        recording = None
+        if record is not None:
+            recording = Recording(record.inputs(x, residual, (weight, bias)))
+        with recording or nullcontext():
+            y = write_map(x, weight, bias, residual, pixel)
+        remaking.offer(y, x, residual, lambda x, r: write_map(x, weight, bias, r, pixel))
+        if recording is not None and record is not None:
+            if any(ctx.needs_input_grad):  # the backward needs no tables
+                kept = x if weight is None else weight
+                record = record.with_forward(recording, y, kept, remake=[None])
+            else:
+                record.forward_alone(recording, x, y, nothing_learned=True)
+        ctx.pixel, ctx.record = pixel, record
         return y
 
     @staticmethod
@@ -80,23 +104,58 @@ class _Fused(torch.autograd.Function):
         (grad,) = grads
         x, weight, bias, residual = given = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_again(ctx, grad, given), None
-        pixel, layout = ctx.pixel, ctx.pixel.layout
-        dx = layout.like(x)
-        dr = grad if ctx.needs_input_grad[3] else None
-        keep = layout.like(x) if dr is not None and pixel.act != "none" else None
-        dweight, dbias = write_gradients(grad, x, weight, bias, residual, keep, dx, pixel)
-        return dx, dweight, dbias, dr if keep is None else keep, None
+            return *_again(ctx.pixel, ctx.needs_input_grad[:4], grad, given), None, None
+        pixel, record, recording = ctx.pixel, ctx.record, None
+        grad = pixel.layout.aligned(grad)
+        if record is not None:
+            own = [p for p in (weight, bias) if p is not None]
+            recording = Recording([x, residual, *own, x if weight is None else weight, grad])
+        with recording or nullcontext():
+            dr = grad if ctx.needs_input_grad[3] else None
+            dx, keep, found = write_gradients(
+                grad, x, weight, bias, residual, pixel, dr is not None and pixel.act != "none"
+            )
+        dr = dr if keep is None else keep
+        if recording is not None:
+            record.finish(recording, x, grad, dx, dr, found, _looked_into(pixel))
+        dweight, dbias = found or (None, None)
+        if weight is not None and dweight is not None and dbias is not None:
+            dweight, dbias = dweight.to(weight.dtype), dbias.to(weight.dtype)
+        return dx, dweight, dbias, dr, None, None
 
 
-def _again(ctx: Any, grad: Tensor, given: Any) -> list[Tensor | None]:
+def _looked_into(pixel: PixelPass) -> Callable[..., Any]:
+    """The backward of a replayed step where someone looks into it."""
+
+    def again(
+        x: Tensor,
+        residual: Tensor | None,
+        parameters: Sequence[Tensor],
+        kept: Tensor,
+        grad: Tensor,
+        needs: Sequence[bool],
+    ) -> list[Tensor | None]:
+        weight, bias = parameters or (None, None)
+        of_x, of_residual, *learned = needs
+        wanted = of_x, *(learned or (False, False)), of_residual
+        further = torch.is_grad_enabled()
+        with torch.enable_grad():
+            dx, dweight, dbias, dr = _again(
+                pixel, wanted, grad, (x, weight, bias, residual), further
+            )
+        return [dx, dr, *((dweight, dbias) if parameters else ())]
+
+    return again
+
+
+def _again(
+    pixel: PixelPass, needs: Sequence[bool], grad: Tensor, given: Any, further: bool = True
+) -> list[Tensor | None]:
     """The backward of a backward: through the plain expression, which autograd differentiates."""
-    needs = ctx.needs_input_grad[:4]
     wanted = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
     x, weight, bias, residual = given
-    pixel = ctx.pixel
     y = plain.pixels(x, weight, bias, residual, pixel.eps, pixel.correction, pixel.act)
-    flowing = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
+    flowing = iter(torch.autograd.grad(y, wanted, grad, create_graph=further))
     back = [
         next(flowing) if need and t is not None else None
         for t, need in zip(given, needs, strict=True)
@@ -123,13 +182,14 @@ def write_map(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    y: Tensor,
     pixel: PixelPass,
-) -> None:
+) -> Tensor:
     eps, correction, act, layout = pixel
+    y = passes.like(layout, x)
     start = _map(_sizes(layout), eps, correction, (weight is not None, act, residual is not None))
     rest = None if residual is None else layout.aligned(residual)
     start(layout.aligned(x), weight, bias, rest, y)
+    return y
 
 
 def write_gradients(
@@ -138,12 +198,14 @@ def write_gradients(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    keep: Tensor | None,
-    dx: Tensor,
     pixel: PixelPass,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Writes dx, and the residual's gradient to ``keep``; gives those of weight and bias."""
+    through: bool,
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+    """dx; the residual's gradient where it goes ``through`` an activation; and those of weight and
+    bias, if there are any, in float32."""
     eps, correction, act, layout = pixel
+    dx = passes.like(layout, x)
+    keep = passes.like(layout, x) if through else None
     start, reduce, programs = _gradient(
         _sizes(layout),
         eps,
@@ -155,12 +217,11 @@ def write_gradients(
     parts = None if weight is None else passes.table(x, 2 * programs * channels)
     rest = None if residual is None else layout.aligned(residual)
     start(layout.aligned(grad), layout.aligned(x), weight, bias, rest, keep, dx, parts)
-    if weight is None or parts is None:
-        return None, None
+    if parts is None:
+        return dx, keep, ()
     found = passes.table(x, 2 * channels)
     reduce(parts, found)
-    dweight, dbias = found.view(2, channels).to(weight.dtype).unbind()
-    return dweight, dbias
+    return dx, keep, (found[:channels], found[channels:])
 
 
 def _sizes(layout: Pixels) -> Sizes:

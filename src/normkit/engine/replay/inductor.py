@@ -143,14 +143,14 @@ def _note(recording: Recording, runner: Callable[..., None], given: Sequence[Any
 
 
 def _known(recording: Recording, name: str, tensor: Tensor) -> None:
-    """A tensor that nobody has seen before is a table that this kernel fills. Where another one
-    must have filled it, something has escaped."""
+    """A tensor that nobody has seen before is, or lies in, a table that this kernel begins to fill.
+    Where another one must have filled it, something has escaped."""
     storage = tensor.untyped_storage()
     slot = recording.storages.get(storage.data_ptr())
-    if slot is not None:
-        if recording.kept_at[slot].dtype != tensor.dtype:
-            raise _Unexpected  # offsets count entries
-    elif not name.startswith("out_ptr") or storage.nbytes() != tensor.nbytes:
-        raise _Unexpected
-    else:
-        recording.allocated(tensor, like_x=False)
+    if slot is None:
+        size, rest = divmod(storage.nbytes(), tensor.itemsize)
+        if not name.startswith("out_ptr") or rest:
+            raise _Unexpected
+        recording.allocated(tensor.as_strided((size,), (1,), 0), like_x=False)
+    elif recording.kept_at[slot].dtype != tensor.dtype:
+        raise _Unexpected  # offsets count entries

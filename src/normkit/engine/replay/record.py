@@ -92,7 +92,7 @@ class Recording:
         if slot is not None:
             return slot, 0
         slot = self.storages.get(tensor.untyped_storage().data_ptr())
-        if slot is None or not tensor.is_contiguous():
+        if slot is None:
             return None
         return slot, tensor.storage_offset() - self.kept_at[slot].storage_offset()
 
