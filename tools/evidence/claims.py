@@ -189,6 +189,7 @@ XBN_CLAIMED = (
     "bn", "xbn, first", "xbn, second", "xbn, third",
     "xbn, every 2nd", "xbn, every 4th", "xbn, every 8th",
 )  # fmt: skip
+WORKERS_CLAIMED = ("bn", "gn", "bgn", "gbgn", "bcn + ws")
 
 # by value: the headlines with all their seeds; every claim on one schedule, and the other values
 # that claims are over; then the other schedule; last what no claim asks, and a large network again
@@ -218,7 +219,6 @@ STAGES = (
     Stage("a-resnet18", cell=COLD),
     Stage("l-resnet18", cell=COLD),
     Stage("i-estimation-shift"),
-    Stage("b-lower-rate", cell={**WARM, "train.epochs": (2, 12)}),
     Stage("l-weight-norms"),
     Stage("g-rectifications"),
     Stage("f-gates-without-samples"),
@@ -228,12 +228,14 @@ STAGES = (
     Stage("o-singularities", cell={**COLD, **NEAR}),
     Stage("o-singularities", cell={**COLD, **FAR}),
     Stage("b-lower-rate", cell={**COLD, "train.epochs": 5}),
-    Stage("m-worker-batch"),
     Stage("k-disturbed-statistics"),
-    Stage("p-damaged-images"),
-    Stage("e-forms-of-the-scale"),
+    Stage("m-worker-batch", cell={"train.worker_batch": (1, 2, 128)}, variants=WORKERS_CLAIMED),
     Stage("g-threshold", variants=("bn", "ubn, τ = 0.025", "ubn, τ = 0.15", "ubn, τ = 0.25")),
     Stage("g-batch-sizes"),
+    Stage("b-lower-rate", cell={**WARM, "train.epochs": (2, 12)}),
+    Stage("p-damaged-images"),
+    Stage("m-worker-batch"),
+    Stage("e-forms-of-the-scale"),
     Stage("o-singularities"),  # no claim asks for the rest of its grid, but a minute has it all
     Stage("a-resnet18"),
     Stage("b-lower-rate"),
