@@ -62,12 +62,13 @@ class Case:
 
 USUAL = ("torch-bn", "torch-gn", "bn", "bn-fused", "gn", "gn-fused", "bcn-fused")
 FOLDED = ("bn-folded", "bn-folded+fused")
+TRACED = ("gbgn", "ghost_bn", "ibn", "rms", "ssn")  # without kernels of their own
 EVAL = ("gn", "gn-fused", "bcn-fused")
 # in the order in which they are measured, where time is short
 CASES = {
     "resnet18-32": Case(
         *("resnet18", 32, 128),
-        (*USUAL, "ln", "bcn", "rbn-fused", "sn", "bgn", "ubn"),
+        (*USUAL, "ln", "in", "bcn", "rbn-fused", "iebn", "sn", "bgn", "ubn", *TRACED),
     ),
     "resnet50-256": Case(
         *("resnet50", 224, 256),
