@@ -62,7 +62,7 @@ class Case:
 
 USUAL = ("torch-bn", "torch-gn", "bn", "bn-fused", "gn", "gn-fused", "bcn-fused")
 FOLDED = ("bn-folded", "bn-folded+fused")
-TRACED = ("gbgn", "ghost_bn", "ibn", "rms", "ssn")  # without kernels of their own
+TRACED = ("gbgn", "ghost_bn", "rms", "ssn")  # without kernels of their own
 EVAL = ("gn", "gn-fused", "bcn-fused")
 # in the order in which they are measured, where time is short
 CASES = {
