@@ -14,6 +14,7 @@ from normkit.lab.report.words import cell_words
 from normkit.lab.results import DONE, Result
 from normkit.lab.statistics import UNSTABLE
 from tools.evidence.claims import ALL, Claim, experiment_of
+from tools.evidence.collapse import rows as collapse_rows
 from tools.evidence.judge import (
     CONTRADICTED,
     LEFT,
@@ -243,6 +244,27 @@ def _section(evidence: Evidence, i: int) -> Iterator[str]:
         yield from _why(evidence, claim, rows)
     if claim.note:
         yield claim.note
+    if claim.first_steps:
+        yield ""
+        yield from _first_steps()
+
+
+def _first_steps() -> Iterator[str]:
+    """Of collapse.py: the same steps by the library's layers and by plain torch."""
+    found = collapse_rows()
+    if not found:
+        return
+    longest = max(len(row["losses"]) for row in found)
+    ends = " | ".join(f"to {10 * (i + 1)}" for i in range(longest))
+    yield "Mean training loss in float32, by steps (`python -m tools.evidence.collapse`):"
+    yield ""
+    yield f"| warm-up | seed | by | {ends} |"
+    yield "|---|---:|---|" + longest * "---:|"
+    for row in found:
+        warmup = f"{row['warmup']} steps" if row["warmup"] else "no"
+        by = {"layers": "these layers", "torch": "plain torch"}[row["by"]]
+        losses = " | ".join(f"{loss:.2f}" for loss in row["losses"])
+        yield f"| {warmup} | {row['seed']} | {by} | {losses} |"
 
 
 def _table(claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:

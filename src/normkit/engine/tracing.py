@@ -39,7 +39,8 @@ DEVICES = ["cuda"]  # where plans are made
 MOST_PLANS = 4  # of one class and width: options or batch sizes that always change are not compiled
 MOST_OPERATIONS = 400  # that a list may have: a compiler would take minutes for more
 
-_OWN = {"_factory", "_warned", "_traced", "_unrecorded", "_replays", "_norm_replays"}
+_OWN = {"_factory", "_warned", "_traced", "_replays", "_norm_replays"}
+_OWN |= {"_unrecorded", "_record_obstacle"}
 _WATCHERS = {"listeners", "exchange", "_lookers"}
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | _OWN | _WATCHERS
 _PLAIN = (type(None), bool, int, float, str)

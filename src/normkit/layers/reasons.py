@@ -74,4 +74,7 @@ def why(layer: nn.Module, x: Tensor, *, compiled: bool = False, mask: Tensor | N
         if path.traced:
             made = ", fused, by its own coefficients, compiled"
         text = f"{name} runs on triton{forced}{made}"
-    return f"{text}{', its convolution by torch' if path.part else ''}{reason}."
+    again = ""
+    if path.name == "fused" and (obstacle := layer.__dict__.get("_record_obstacle")):
+        again = f" Its steps are not replayed: {obstacle}."
+    return f"{text}{', its convolution by torch' if path.part else ''}{reason}.{again}"

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normkit.engine.replay.record import Recording, active
 
 NUMBERS = "ilfd"  # kinds of numbers that C++ hands over
+KINDS = {"i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
 _ALLOCATES = ("aten::empty", "aten::new_empty")
 _lock = threading.RLock()
 
@@ -30,30 +30,67 @@ class _Unexpected(Exception):
 
 
 class InductorLaunch:
-    """A start of a kernel: for a recording what ``triton.launch.Launch`` is."""
+    """A start of a kernel: for a recording what ``triton.launch.Launch`` is.
 
-    def __init__(self, runner: Callable[..., None], given: Sequence[Any]) -> None:
+    Kernels are started by torch's own launcher, which knows their types as letters, or by Triton's,
+    which is given constants as well.
+    """
+
+    def __init__(self, runner: Callable[..., None], scope: dict[str, Any], given: Any) -> None:
         kernel: Any = getattr(runner, "__self__", None)
-        x, y, z, _, *arguments = given
-        kinds = str(getattr(kernel, "arg_tys", ""))
+        if hasattr(kernel, "arg_tys"):
+            x, y, z, _, *arguments = given
+            names = [
+                name
+                for place, name in enumerate(kernel.arg_names)
+                if place not in kernel.full_constexprs
+            ]
+            kinds = str(kernel.arg_tys)
+            self.function, self.warps, self.shared = (
+                kernel.function,
+                kernel.num_warps,
+                kernel.shared,
+            )
+        else:
+            names, kinds, arguments = self._of_triton(runner, scope.get("bin"), given)
+            x, y, z = given[:3]
         tensors = len(kinds) - len(kinds.lstrip("O"))
-        names = [
-            name
-            for place, name in enumerate(getattr(kernel, "arg_names", ()))
-            if place not in kernel.full_constexprs
-        ]
         if not len(names) == len(kinds) == len(arguments) or set(kinds[tensors:]) - set(NUMBERS):
-            raise _Unexpected
+            raise _Unexpected(f"has arguments of other kinds: {kinds}")
         self.tensors: list[Tensor] = arguments[:tensors]
         self.names = names[:tensors]
         self.numbers = list(zip(kinds[tensors:], arguments[tensors:], strict=True))
         self.grid = [x, y, z]
-        self.runner = runner  # which keeps the kernel loaded
-        self.function, self.warps, self.shared = kernel.function, kernel.num_warps, kernel.shared
+        self.kept = runner, kernel, scope.get("bin")  # which keep the kernel loaded
+
+    def _of_triton(
+        self, runner: Any, binary: Any, given: Sequence[Any]
+    ) -> tuple[list[str], str, list[Any]]:
+        """Names, kinds and values of the arguments, less constants."""
+        if binary is None or len(given) < 9 or given[4] != binary.function:
+            raise _Unexpected("is started in an unknown way")
+        metadata, signature = binary.metadata, dict(binary.src.signature)
+        special = [
+            getattr(runner, name, 0)
+            for name in ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid")
+        ]
+        if any(special) or max(getattr(metadata, "cluster_dims", (1,))) > 1:
+            raise _Unexpected("is started in a special way")
+        if len(signature) != len(given) - 9:
+            raise _Unexpected("has arguments that are not in its signature")
+        left = [
+            (name, kind, value)
+            for (name, kind), value in zip(signature.items(), given[9:], strict=True)
+            if kind != "constexpr"
+        ]
+        self.function, self.warps = binary.function, metadata.num_warps
+        self.shared = metadata.shared
+        kinds = "".join("O" if kind[0] == "*" else KINDS.get(kind, "?") for _, kind, _ in left)
+        return [name for name, _, _ in left], kinds, [value for _, _, value in left]
 
     def __call__(self, *tensors: Tensor) -> None:
-        stream = torch.cuda.current_stream().cuda_stream if tensors[0].is_cuda else 0
-        self.runner(*self.grid, stream, *tensors, *(number for _, number in self.numbers))
+        """In an interpreter of kernels, which has no functions to start."""
+        self.kept[0](*self.grid, 0, *tensors, *(number for _, number in self.numbers))
 
     def started(self, tensors: Sequence[Tensor | None]) -> dict[str, Any]:
         """What C++ needs to start it again."""
@@ -77,30 +114,32 @@ def overheard() -> Iterator[None]:
         return
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    run = CachingAutotuner.run
-
-    @functools.wraps(run)
-    def heard(self: Any, *args: Any, **options: Any) -> Any:
-        if active.recording is not recording:  # another thread's
-            return run(self, *args, **options)
-        launchers: Any = getattr(self, "launchers", ())
-        scope = launchers[0].__globals__ if len(launchers) == 1 else {}
-        runner = scope.get("runner")
-        if runner is None:
-            recording.obstacle = "a kernel of Inductor is started in an unknown way"
-            return run(self, *args, **options)
-
-        def noted(*given: Any) -> None:
-            _note(recording, runner, given)
-            runner(*given)
-
-        scope["runner"] = noted
-        try:
-            return run(self, *args, **options)
-        finally:
-            scope["runner"] = runner
-
     with _lock, _Watching(recording):
+        run = CachingAutotuner.run
+
+        @functools.wraps(run)
+        def heard(self: Any, *args: Any, **options: Any) -> Any:
+            if active.recording is not recording:  # another thread's
+                return run(self, *args, **options)
+            launchers: Any = getattr(self, "launchers", ())
+            scope = launchers[0].__globals__ if len(launchers) == 1 else {}
+            runner = scope.get("runner")
+            if runner is None:
+                recording.obstacle = (
+                    recording.obstacle or f"a kernel of Inductor has {len(launchers)} launchers"
+                )
+                return run(self, *args, **options)
+
+            def noted(*given: Any) -> None:
+                _note(recording, runner, scope, given)
+                runner(*given)
+
+            scope["runner"] = noted
+            try:
+                return run(self, *args, **options)
+            finally:
+                scope["runner"] = runner
+
         CachingAutotuner.run = heard  # type: ignore[method-assign]
         try:
             yield
@@ -127,17 +166,21 @@ class _Watching(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not func.is_view and not func.name().startswith(_ALLOCATES):
-            self.recording.obstacle = "Inductor leaves an operation to torch"
+            self.recording.obstacle = (
+                self.recording.obstacle or f"Inductor leaves {func.name()} to torch"
+            )
         return func(*args, **(kwargs or {}))
 
 
-def _note(recording: Recording, runner: Callable[..., None], given: Sequence[Any]) -> None:
+def _note(
+    recording: Recording, runner: Callable[..., None], scope: dict[str, Any], given: Sequence[Any]
+) -> None:
     try:
-        launch = InductorLaunch(runner, given)
+        launch = InductorLaunch(runner, scope, given)
         for name, tensor in zip(launch.names, launch.tensors, strict=True):
             _known(recording, name, tensor)
-    except _Unexpected:
-        recording.obstacle = "a kernel of Inductor is started in an unknown way"
+    except _Unexpected as what:
+        recording.obstacle = recording.obstacle or f"a kernel of Inductor {what}"
         return
     recording.launched(launch, launch.tensors)
 
@@ -150,7 +193,7 @@ def _known(recording: Recording, name: str, tensor: Tensor) -> None:
     if slot is None:
         size, rest = divmod(storage.nbytes(), tensor.itemsize)
         if not name.startswith("out_ptr") or rest:
-            raise _Unexpected
+            raise _Unexpected(f"reads a table that no kernel has filled ({name})")
         recording.allocated(tensor.as_strided((size,), (1,), 0), like_x=False)
     elif recording.kept_at[slot].dtype != tensor.dtype:
-        raise _Unexpected  # offsets count entries
+        raise _Unexpected("reads a table as another type")  # offsets count entries

@@ -80,7 +80,7 @@ class Recording:
     def launched(self, launch: Any, tensors: Sequence[Tensor | None]) -> None:
         places = [self.place(t) for t in tensors]
         if None in places:
-            self.obstacle = "a kernel reads what torch has computed"
+            self.obstacle = self.obstacle or "a kernel reads what torch has computed"
         else:
             self.launches.append({"launch": launch, "slots": places, "tensors": list(tensors)})
 
@@ -221,8 +221,8 @@ class RecordedStep:
             plan["y"], plan["tables"] = recording.slot(y), recording.slot(tables)
             for again in remake:
                 plan["remake"] = None if again is None else again.program()
-        except Unrecordable:
-            self.give_up()
+        except Unrecordable as obstacle:
+            self.give_up(str(obstacle))
             return None
         return self
 
@@ -255,8 +255,8 @@ class RecordedStep:
             if dresidual is grad:
                 plan["dresidual"] = GRADIENT
             plan["gradients"] = [recording.part(d) for d in gradients]
-        except Unrecordable:
-            self.give_up()
+        except Unrecordable as obstacle:
+            self.give_up(str(obstacle))
             return
         plan["keeps_x"] = keeps_x
         if learned is not None:
@@ -268,11 +268,13 @@ class RecordedStep:
         if replays is None:
             replays = layer.__dict__["_replays"] = module.Replays()
         replays.add(x, {**self.plan, "again": again})
+        layer.__dict__.pop("_record_obstacle", None)
 
-    def give_up(self) -> None:
+    def give_up(self, obstacle: str) -> None:
         layer = self.layer()
         if layer is not None:
             layer.__dict__["_unrecorded"] = layer.__dict__.get("_unrecorded", 0) + 1
+            layer.__dict__["_record_obstacle"] = obstacle  # for nk.why
 
 
 def step_record(layer: Any, x: Tensor, activation: str) -> RecordedStep | None:

@@ -66,7 +66,7 @@ struct Launch {
   unsigned threads = 0, shared = 0;
   bool overlap = false;              // may start before the kernel in front has ended
   std::vector<std::pair<int, int64_t>> slots;  // of its tensors, -1 for None, and offsets
-  std::vector<std::pair<char, double>> numbers;  // 'i' 32 bits, 'l' 64 bits, 'f' float
+  std::vector<std::pair<char, double>> numbers;  // 'i' 32 bits, 'l' 64 bits, 'f' float, 'd' double
   py::object call;
   normkit::Kernel loop = nullptr;    // on a CPU: this is called, with
   std::vector<double> given;
@@ -189,6 +189,8 @@ void start(const Launch& launch, const std::vector<Tensor>& slots, void* stream,
     if (kind == 'f') {
       float value = static_cast<float>(number);
       std::memcpy(&values[count], &value, sizeof value);
+    } else if (kind == 'd') {
+      std::memcpy(&values[count], &number, sizeof number);
     } else {
       int64_t value = static_cast<int64_t>(number);
       std::memcpy(&values[count], &value, kind == 'i' ? 4 : 8);

@@ -1,0 +1,180 @@
+"""Is it the layers, or the method? A run of claim (l) by them, and by plain torch beside it.
+
+    NORMKIT_DATA=… python -m tools.evidence.collapse --steps 60 --warmup 0 391
+
+Without warm-up BCN + WS ends in a constant answer in a ResNet-18 more often than not. Here its
+first steps are trained in float32, from the same start on the same batches, once by the library's
+layers and once by formulas as one would write them in torch (benchmarks/formulas.py, and weights
+standardized by mean and deviation). Both lose training alike, or one of them is wrong. A
+``--warmup`` is in steps: 391 are an epoch. Mean losses of ten steps each are kept in RESULTS, from
+which docs/evidence.md is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import normkit as nk
+from benchmarks.straightforward import FORMULAS, Plain
+from normkit.core.atomic_write import write_text
+from normkit.errors import NormkitError
+from normkit.lab.data import load
+from normkit.lab.data.transforms import normalize
+from normkit.lab.models.build import build
+from normkit.layers.base import Normalizer
+from tools.evidence.claims import experiment_of
+
+EXPERIMENT, VARIANT = "l-resnet18", "bcn + ws"
+RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "collapse.json"
+LINE = 10  # steps
+BATCH = 128
+
+
+class StandardizedConv(nn.Module):
+    """A convolution with w = (v − mean) / deviation of each filter, by nothing but torch."""
+
+    def __init__(self, conv: nn.Conv2d, weight: Tensor, eps: float, unbiased: bool) -> None:
+        super().__init__()
+        self.v = nn.Parameter(weight.detach().clone())
+        self.stride, self.padding, self.eps, self.unbiased = (
+            conv.stride,
+            conv.padding,
+            eps,
+            unbiased,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(self.v, (1, 2, 3), correction=int(self.unbiased), keepdim=True)
+        w = (self.v - mean) / torch.sqrt(var + self.eps)
+        return F.conv2d(x, w, None, self.stride, self.padding)
+
+
+def by_layers(seed: int) -> nn.Module:
+    """The network of the claim, with the library's layers."""
+    [variant] = [
+        v
+        for v in experiment_of(EXPERIMENT).variants
+        if v.name == VARIANT and dict(v.cell)["train.warmup"] == 0
+    ]
+    torch.manual_seed(seed)
+    model = build(variant.setting.model, 10, (3, 32, 32))
+    nk.convert(model, "bcn", micro=False)
+    nk.standardize(model, "ws")
+    return model
+
+
+def by_torch(model: nn.Module) -> nn.Module:
+    """The same network from the same start, by plain torch."""
+    twin = copy.deepcopy(model)
+    for parent in list(twin.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Normalizer) and child.card.kind == "activation":
+                setattr(parent, name, Plain(child, FORMULAS[child.card.name]))
+            elif isinstance(child, nn.Conv2d) and parametrize.is_parametrized(child):
+                pairs: Any = child.parametrizations
+                ws = pairs["weight"]
+                own = StandardizedConv(child, ws.original, ws[0].eps, ws[0].unbiased)
+                setattr(parent, name, own)
+    return twin
+
+
+def batches(seed: int, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of CIFAR-10, flipped and cropped, the same for whoever asks."""
+    sets = load(experiment_of(EXPERIMENT).variants[0].setting.data, device)
+    draw = torch.Generator().manual_seed(seed)
+    train: Any = sets.train
+    images, labels, scale, shift = (
+        t.cpu() for t in (train.images, train.labels, train.scale, train.shift)
+    )
+    while True:
+        for chosen in torch.randperm(len(images), generator=draw).split(size):
+            if len(chosen) < size:
+                continue
+            x = F.pad(normalize(images[chosen], scale, shift), (4, 4, 4, 4))
+            top, left = torch.randint(9, (2,), generator=draw).tolist()
+            x = x[:, :, top : top + 32, left : left + 32]
+            flip = torch.rand(size, generator=draw) < 0.5
+            yield torch.where(flip[:, None, None, None], x.flip(3), x), labels[chosen]
+
+
+def losses(
+    model: nn.Module, seed: int, steps: int, warmup: int, device: torch.device
+) -> list[float]:
+    """The mean training loss of each ten steps."""
+    model = model.to(device).to(memory_format=torch.channels_last).train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    found: list[float] = []
+    for step, (x, y) in zip(range(steps), batches(seed, BATCH, device), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, (step + 1) / max(1, warmup))
+        optimizer.zero_grad()
+        x, y = x.to(device, memory_format=torch.channels_last), y.to(device)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+        if len(found) % LINE == 0:
+            print(f"  step {len(found)}: {sum(found[-LINE:]) / LINE:.3f}", flush=True)
+    return [
+        round(sum(found[i : i + LINE]) / LINE, 4) for i in range(0, len(found) - LINE + 1, LINE)
+    ]
+
+
+def rows(path: Path = RESULTS) -> list[dict[str, Any]]:
+    """What was kept: seed, by what, steps of warm-up, losses."""
+    if not path.exists():
+        return []
+    kept: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return kept
+
+
+def keep(row: dict[str, Any], path: Path) -> None:
+    """In the place of an earlier run of the same."""
+    same = ("seed", "by", "warmup")
+    others = [old for old in rows(path) if any(old[name] != row[name] for name in same)]
+    kept = sorted([*others, row], key=lambda each: [each[n] for n in ("warmup", "seed", "by")])
+    lines = ",\n ".join(json.dumps(each) for each in kept)
+    write_text(path, f"[{lines}]\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.evidence.collapse",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--warmup", type=int, nargs="+", default=[0], help="0 and 391, say")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--by", choices=("both", "layers", "torch"), default="both")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        for seed in options.seeds:
+            for warmup in options.warmup:
+                model = by_layers(seed)
+                for by, one in (("layers", model), ("torch", by_torch(model))):
+                    if options.by not in ("both", by):
+                        continue
+                    print(f"seed {seed}, {warmup} steps of warm-up, by {by}", flush=True)
+                    found = losses(one, seed, options.steps, warmup, device)
+                    row = {"seed": seed, "by": by, "warmup": warmup, "losses": found}
+                    keep(row, options.results)
+    except NormkitError as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
