@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,6 +267,24 @@ def test_inductors_kernels_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(dict(layer.named_buffers()), dict(other.named_buffers()))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("samples", [16, 128])
+@pytest.mark.parametrize("name", ["rms", "gbgn", "ghost_bn", "ibn", "ssn", "shifted_bn"])
+def test_inductors_kernels_are_replayed_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, name: str, samples: int
+) -> None:
+    """With 128 samples Inductor compiles other kernels, which another launcher starts."""
+    monkeypatch.delenv(tracing.SWITCH, raising=False)
+    nk.build_extension()
+    options = {"virtual_batch": 4} if name == "ghost_bn" else {}
+    layer = nk.make(name, 64, **options, device=DEVICE)
+    for _ in range(3):
+        x = torch.randn(samples, 64, 5, 5, device=DEVICE, requires_grad=True)
+        y = layer(x)
+        y.sum().backward()
+    assert "NormalizerStep" in y.grad_fn.name(), nk.why(layer, x)
+
+
 def test_nothing_is_traced_on_a_cpu() -> None:
     layer, x = made("gbgn", {"groups": 2}), torch.randn(4, 8, 3, 3, dtype=torch.float64)
     layer(x)
@@ -276,6 +295,7 @@ class StandIn:
     """What Inductor would make of a list of operations: two kernels, whose launcher is one of
     Inductor's. The first does it all, the second copies what came of it."""
 
+    by_triton = False  # started by Triton's launcher, and not by torch's
     leaves = False  # an operation to torch
     hides = False  # what fills a table
 
@@ -297,8 +317,23 @@ class StandIn:
         self.graph, self.names = graph, [f"in_ptr{place}" for place in range(len(tensors))]
 
     def launcher(self, names: list[str], kinds: str, run: Any) -> Any:
-        scope = {"runner": self.Kernel(names, kinds, run).run}
-        exec("def launcher(*given, stream):\n    runner(1, 1, 1, stream, *given)", scope)
+        scope: dict[str, Any] = {"runner": self.Kernel(names, kinds, run).run}
+        call = "runner(1, 1, 1, stream, *given)"
+        if self.by_triton:  # which is given constants, too
+            own = scope["runner"]
+            whole = 10 + len(names)  # with function, four for hooks, and a constant
+            scope["runner"] = lambda *given: own(
+                *given[:4], *(given[9:-1] if len(given) == whole else given[4:])
+            )
+            words = {"O": "*fp32", "l": "i64"}
+            signature = {n: words[kind] for n, kind in zip(names, kinds, strict=True)}
+            scope["bin"] = SimpleNamespace(
+                function=0,
+                metadata=SimpleNamespace(num_warps=4, shared=0),
+                src=SimpleNamespace(signature={**signature, "XBLOCK": "constexpr"}),
+            )
+            call = "runner(1, 1, 1, stream, bin.function, None, None, None, None, *given, 64)"
+        exec(f"def launcher(*given, stream):\n    {call}", scope)
         tuner = object.__new__(CachingAutotuner)
         tuner.launchers = [scope["launcher"]]
         return tuner
@@ -360,12 +395,18 @@ def steps_of(layer: Normalizer, other: Normalizer) -> list[str]:
     return kinds
 
 
+@pytest.mark.parametrize("by_triton", [False, True])
 @pytest.mark.parametrize(("name", "options"), LAYERS, ids=IDS)
 @pytest.mark.skipif(DEVICE == "cuda", reason="Triton's interpreter runs where there is no GPU")
 def test_steps_with_inductors_kernels_are_replayed(
-    by_stand_ins: None, name: str, options: dict[str, Any]
+    by_stand_ins: None,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    options: dict[str, Any],
+    by_triton: bool,
 ) -> None:
     """A step of gbgn took six times as long as one of bn where the host is what one waits for."""
+    monkeypatch.setattr(StandIn, "by_triton", by_triton)
     layer = made(name, options, torch.float32)
     kinds = steps_of(layer, copy.deepcopy(layer))
     assert ["NormalizerStep" in kind for kind in kinds] == [False, True, True, True]

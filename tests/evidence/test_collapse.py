@@ -1,0 +1,67 @@
+"""Is a collapse of the method or of the layers? Plain torch beside them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from tools.evidence import collapse
+
+
+def test_plain_torch_is_the_same_network():
+    model = collapse.by_layers(3)
+    twin = collapse.by_torch(model)
+    assert not any(type(m).__module__.startswith("normkit.layers") for m in twin.modules())
+    x = torch.randn(4, 3, 32, 32)
+    y, other = model.train()(x), twin.train()(x)
+    torch.testing.assert_close(other, y, rtol=1e-3, atol=1e-4)
+    y.square().sum().backward()
+    other.square().sum().backward()
+    first = next(m for m in model.modules() if isinstance(m, nn.Conv2d))
+    theirs = next(m for m in twin.modules() if isinstance(m, collapse.StandardizedConv))
+    found, wanted = theirs.v.grad, first.parametrizations["weight"].original.grad
+    assert (found - wanted).norm() < 1e-2 * wanted.norm()
+
+
+def test_results_are_kept_once(tmp_path, monkeypatch, capsys):
+    def batches(seed, size, device):
+        draw = torch.Generator().manual_seed(seed)
+        images = 0.05 * torch.randn(2, 3, 32, 32, generator=draw)
+        while True:
+            yield images, torch.tensor([0, 1])
+
+    monkeypatch.setattr(collapse, "batches", batches)
+    monkeypatch.setattr(collapse, "by_layers", lambda seed: _linear(seed))
+    path = tmp_path / "collapse.json"
+    given = ["--steps", "20", "--warmup", "0", "30", "--results", str(path)]
+    for _ in range(2):
+        assert collapse.main(given) == 0
+    kept = json.loads(path.read_text())
+    assert kept == collapse.rows(path)
+    assert [(row["warmup"], row["by"]) for row in kept] == [
+        *((warmup, by) for warmup in (0, 30) for by in ("layers", "torch"))
+    ]
+    for row in kept:
+        assert len(row["losses"]) == 2
+        assert row["losses"][1] < row["losses"][0]
+    assert kept[0]["losses"] == kept[1]["losses"]  # nothing of it is a layer of normkit
+    assert "step 20: " in capsys.readouterr().out
+
+
+def _linear(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2))
+
+
+def test_the_page_has_the_first_steps(tmp_path, monkeypatch):
+    pytest.importorskip("scipy", reason="scipy is not installed")
+    from tools.evidence import page
+
+    rows = [{"seed": 1, "by": "torch", "warmup": 391, "losses": [2.5, 1.25]}]
+    monkeypatch.setattr(page, "collapse_rows", lambda: rows)
+    assert "| 391 steps | 1 | plain torch | 2.50 | 1.25 |" in list(page._first_steps())
+    monkeypatch.setattr(page, "collapse_rows", list)
+    assert list(page._first_steps()) == []
