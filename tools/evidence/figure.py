@@ -15,7 +15,7 @@ from tools.evidence.results import RESULTS
 
 COLOURS = {HOLDS: "#15803d", CONTRADICTED: "#b91c1c", FAILS: "#b45309"}
 OTHER = "#64748b"
-LEFT, WIDTH, RIGHT, LINE, TOP = 510, 380, 110, 17, 58  # pixels
+LEFT, WIDTH, RIGHT, LINE, TOP = 510, 380, 150, 17, 58  # pixels
 
 
 def evidence_figure(folder: Path = RESULTS) -> str:
@@ -73,12 +73,14 @@ def _line(label: str, row: ClaimRow, scale: ForestScale, y: int) -> str:
     colour = COLOURS.get(row.answer, OTHER)
     low, mean, high = (_at(scale, 100 * v) for v in (row.low, row.difference, row.high))
     text = label if len(label) <= 88 else f"{label[:87]}…"
+    lost = row.lost + row.baseline_lost  # of the others alone the mean says little
+    many = f"n {row.pairs}, {lost} lost" if lost else f"n {row.pairs}"
     return (
         f'<text x="10" y="{y + 4}">{escape(text)}</text>'
         f'<path d="M{low} {y}H{high}" stroke="{colour}" stroke-width="2"/>'
         f'<circle cx="{mean}" cy="{y}" r="3.5" fill="{colour}"/>'
         f'<text x="{LEFT + WIDTH + 8}" y="{y + 4}" fill="{colour}">'
-        f"{100 * row.difference:+.1f}  (n {row.pairs})</text>"
+        f"{100 * row.difference:+.1f}  ({many})</text>"
     )
 
 
