@@ -85,8 +85,9 @@ HOST = """\
 
 A step of one layer, forward and backward, in a chain of 40 layers of 8×64×8×8, float32,
 channels_last, in µs: what the host pays, for the kernels are done before. Steps of dn, gw and ssn
-are not replayed. Those of gbgn, ghost_bn and rms are, here; in the ResNet-18 above, with 128 samples,
-they take longer than these figures tell. `nk.why(layer, x)` says what ends a recording.
+are not replayed, and in the ResNet-18 above, of 128 samples, neither are those of gbgn, ghost_bn and
+rms: Inductor has other kernels for so many, which another launcher starts. Later versions record
+these as well, and `nk.why(layer, x)` says what ends a recording.
 """
 LAYERS = """\
 ## One layer
