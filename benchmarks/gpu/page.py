@@ -85,9 +85,9 @@ HOST = """\
 
 A step of one layer, forward and backward, in a chain of 40 layers of 8×64×8×8, float32,
 channels_last, in µs: what the host pays, for the kernels are done before. Steps of dn, gw and ssn
-are not replayed, and in the ResNet-18 above, of 128 samples, neither are those of gbgn, ghost_bn and
-rms: Inductor has other kernels for so many, which another launcher starts. Later versions record
-these as well, and `nk.why(layer, x)` says what ends a recording.
+are not replayed, and in the ResNet-18 above, of 128 samples, those of gbgn, ghost_bn and rms took
+as long as if they were not. What is presumed: Inductor has other kernels for so many samples, and
+another launcher starts them. Those are recorded by now, too, but that was not measured yet.
 """
 LAYERS = """\
 ## One layer
