@@ -331,3 +331,28 @@ def test_one_process_builds_at_a_time(monkeypatch, tmp_path):
     with pytest.raises(DeviceError, match="the compiler said: nothing, exit status 1"):
         nk.build_extension()
     assert list(target.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [n for n in LAYERS if n != "micro"])
+def test_a_gradient_that_is_differentiated_ends_at_the_layers_inputs(name):
+    """With create_graph=True a residual that x was made of as well had a gradient of up to a third
+    more, because x's went on to it inside of the layer."""
+    layer = make(name)
+    r = batch(n=2, dtype=torch.float64).requires_grad_()
+    layer.double()
+    for make_y in (lambda own: own(2 * r + 1, r, "relu"), lambda own: own(r, r, "sigmoid")):
+        found = []
+        for further in (False, True):
+            own = copy.deepcopy(layer)
+            square = make_y(own).square().sum()
+            found += torch.autograd.grad(square, r, create_graph=further)
+        torch.testing.assert_close(found[1].detach(), found[0], rtol=1e-7, atol=1e-9)
+
+
+def test_many_gradients_at_once_of_a_residual_block():
+    layer, r = make("bn"), batch(n=2).requires_grad_()
+    many = torch.randn(3, *r.shape)
+    (found,) = torch.autograd.grad(layer(2 * r, r, "relu"), r, many, is_grads_batched=True)
+    for mine, one in zip(found, many, strict=True):
+        (expected,) = torch.autograd.grad(layer(2 * r, r, "relu"), r, one)
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)

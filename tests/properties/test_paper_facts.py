@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import normkit
 from answers.gated import condensation
 from answers.mixed import sparsestmax
+from normkit import SSN
 from normkit.errors import NormkitError
 
 
@@ -396,3 +397,18 @@ def test_sparsestmax_is_the_nearest_allowed_point_of_the_simplex(radius: float) 
             layer.mean_weight.copy_(torch.from_numpy(z))
         found = layer.mixture(layer.mean_weight).detach().numpy()
         np.testing.assert_allclose(found, known, rtol=0, atol=1e-7)
+
+
+def test_equal_weights_stay_in_the_middle_of_the_simplex() -> None:
+    """Three thirds in float32 differ from 1/3 by rounding, which was taken for a direction: one
+    that may leave the simplex on all sides. The output was NaN from the fourth batch on."""
+    layer = SSN(8, anneal_steps=4)
+    for _ in range(6):
+        assert layer(torch.randn(4, 8, 3, 3)).isfinite().all()
+    for radius in (0.1, 0.5, 0.7, 0.8):
+        layer = SSN(8)
+        layer.set_radius(radius)
+        assert torch.equal(layer.mixture(layer.mean_weight), torch.full((3,), 1 / 3))
+        assert layer.eval()(torch.randn(4, 8, 3, 3)).isfinite().all()
+        layer.train()(torch.randn(4, 8, 3, 3)).square().sum().backward()
+        assert layer.mean_weight.grad.isfinite().all()

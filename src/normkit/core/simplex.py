@@ -30,6 +30,10 @@ def sparsestmax(z: Tensor, radius: Tensor) -> Tensor:
     middle = 1 / k
     near = sparsemax(z)
     reach = near - middle
+    tiny = 16 * torch.finfo(z.dtype).eps
+    # rounding is no direction: of three equal weights it may be outside of the simplex
+    rounding = reach.detach().abs().amax(-1, keepdim=True) <= tiny
+    reach = torch.where(rounding, reach - reach.detach(), reach)
     far = middle + radius * _direction(reach)
     inside = far >= 0
     side = inside.to(z.dtype) / inside.sum(-1, keepdim=True)  # the middle of the side
@@ -39,7 +43,6 @@ def sparsestmax(z: Tensor, radius: Tensor) -> Tensor:
     far = torch.where(inside.all(-1, keepdim=True), far, pushed)
     found = torch.where(_sum(reach.square()) >= radius.square(), near, far)
     # rounding must neither keep the last weight from being a whole one, nor be a share itself
-    tiny = 16 * torch.finfo(z.dtype).eps
     at_corner = (radius >= corner_radius(k) * (1 - tiny)) & (reach != 0).any(-1, keepdim=True)
     largest = z.argmax(-1, keepdim=True)
     corner = (torch.arange(k, device=z.device) == largest).to(z.dtype)

@@ -7,6 +7,9 @@ backward of a backward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -66,6 +69,30 @@ def moments_gradient(
     if constant is not None:
         dx = dx + _over(constant, layout)
     return layout.unview(dx.to(x.dtype))
+
+
+def aliases(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The same tensors as results of their own, for a map that is made once more in a backward.
+    Gradients of them end there: they do not go on through what x was made of to another one of
+    them, and a tensor that is given twice has two."""
+    return [None if t is None else t.view_as(t) for t in tensors]
+
+
+def gradients_of(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    outer: Sequence[Tensor],
+    further: bool,
+) -> list[Tensor | None]:
+    """Of each input that there is and that needs one; ``further`` if they are differentiated."""
+    wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
+    options: Any = {"create_graph": further, "allow_unused": True}
+    found = iter(torch.autograd.grad(outputs, wanted, outer, **options) if wanted else ())
+    return [
+        next(found) if need and t is not None else None
+        for t, need in zip(inputs, needs, strict=True)
+    ]
 
 
 def _mapped(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:

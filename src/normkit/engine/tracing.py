@@ -40,7 +40,7 @@ MOST_PLANS = 4  # of one class and width: options or batch sizes that always cha
 MOST_OPERATIONS = 400  # that a list may have: a compiler would take minutes for more
 
 _OWN = {"_factory", "_warned", "_traced", "_replays", "_norm_replays"}
-_OWN |= {"_unrecorded", "_record_obstacle"}
+_OWN |= {"_unrecorded", "_record_obstacle", "_options_set", "_not_remade"}
 _WATCHERS = {"listeners", "exchange", "_lookers"}
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | _OWN | _WATCHERS
 _PLAIN = (type(None), bool, int, float, str)

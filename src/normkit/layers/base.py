@@ -491,6 +491,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
         tables = {k: b for k, b in self._buffers.items() if b is not None and b.is_floating_point()}
         super()._apply(fn, recurse)
         self.__dict__.pop("_traced", None)
+        self.__dict__["_options_set"] = self.__dict__.get("_options_set", 0) + 1
         for name, table in tables.items():
             moved = self._buffers[name]
             assert moved is not None

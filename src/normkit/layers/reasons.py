@@ -75,6 +75,7 @@ def why(layer: nn.Module, x: Tensor, *, compiled: bool = False, mask: Tensor | N
             made = ", fused, by its own coefficients, compiled"
         text = f"{name} runs on triton{forced}{made}"
     again = ""
-    if path.name == "fused" and (obstacle := layer.__dict__.get("_record_obstacle")):
+    obstacle = layer.__dict__.get("_record_obstacle")
+    if path.name == "fused" and obstacle and not layer.__dict__.get("_replays"):
         again = f" Its steps are not replayed: {obstacle}."
     return f"{text}{', its convolution by torch' if path.part else ''}{reason}.{again}"

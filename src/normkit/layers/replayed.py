@@ -26,6 +26,8 @@ from normkit.engine.replay.record import (
     step_record,
 )
 
+NO_OPTIONS = ("training", "_seen", "_warned")  # attributes that change no step
+
 
 class Replayed:
     """What a normalizer knows of its own recorded steps."""
@@ -144,7 +146,7 @@ class Replayed:
         return y
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "training":
+        if name not in NO_OPTIONS:
             self._forget_steps()
         super().__setattr__(name, value)
 
@@ -160,6 +162,7 @@ class Replayed:
         # recorded steps hold numbers that were attributes; one that changes at each step, such as a
         # momentum with a schedule, is not worth recording for
         own = self.__dict__
+        own["_options_set"] = own.get("_options_set", 0) + 1  # steps that are being recorded
         if own.get("_replays") is not None or own.get("_norm_replays") is not None:
             own["_replays"] = own["_norm_replays"] = None
             own["_unrecorded"] = own.get("_unrecorded", 0) + 1

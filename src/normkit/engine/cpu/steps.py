@@ -266,8 +266,9 @@ def _looked_into(
                 "now, and its gradient is computed by the layer once more. Try to change it after "
                 "the backward."
             )
-        inputs = [x, residual, *parameters]
         with torch.enable_grad():
+            inputs = plain.aliases([x, residual, *parameters])
+            x, residual, *parameters = inputs  # type: ignore[assignment]
             moments = Moments(*plain.moments(x, layout), layout.count)
             state = LayerState(training, dict(kept._buffers), True)
             repeated = Repetition(kept, state, dict(zip(names, parameters, strict=True)))
@@ -275,16 +276,10 @@ def _looked_into(
             result = repeated.result(moments, used, used, seen(tables.to(moments.mean.dtype)))
             scale, shift, center = result.map.each(lambda t: t.expand(size))
             y = plain.affine(x, AffineMap(scale, shift, center, residual, act), layout)
-            wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
             outputs, outer = [y], [grad]
             if result.gate is not None and grad_gates is not None:
                 outputs, outer = [y, result.gate.expand(size)], [grad, grad_gates]
-            options = {"create_graph": further, "allow_unused": True}
-            flowing = iter(torch.autograd.grad(outputs, wanted, outer, **options))
-        back = [
-            next(flowing) if need and t is not None else None
-            for t, need in zip(inputs, needs, strict=True)
-        ]
+            back = plain.gradients_of(outputs, inputs, needs, outer, further)
         if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
             back[1] = grad
         return back

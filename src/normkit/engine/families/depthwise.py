@@ -159,6 +159,7 @@ class _FusedDepthwise(torch.autograd.Function):
         if recording is not None:
             there = [d for d, p in zip(found, given, strict=True) if p is not None]
             record.finish(recording, x, grad, dx, dr, there, _looked_into(ctx, record))
+            ctx.record = None  # a graph that is kept comes here again
         needs = *ctx.needs_input_grad[2:4], *ctx.needs_input_grad[8:]
         wanted = [
             None if p is None or d is None or not need else d.to(p.dtype)
@@ -250,6 +251,7 @@ def _again(
     """Where someone looks into a backward: the layer computes its map again, and autograd
     differentiates, ``further`` if there will be another backward. ``kept`` is the result of an
     activation, if there was one."""
+    given = plain.aliases(given)
     x, kernel, bias, *parameters = given
     assert x is not None and kernel is not None
     fusion, act, layout, family, _ = ctx.given
@@ -266,12 +268,7 @@ def _again(
         added = result.gate.expand(size) * bias if gated else bias
         y = y + added.to(y.dtype).reshape(-1, x.shape[1], 1, 1)
     needs = (ctx.needs_input_grad[0], *ctx.needs_input_grad[2:4], *ctx.needs_input_grad[8:])
-    inputs = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
-    flowing = iter(torch.autograd.grad(y, inputs, grad, create_graph=further, allow_unused=True))
-    back = [
-        next(flowing) if need and t is not None else None
-        for t, need in zip(given, needs, strict=True)
-    ]
+    back = plain.gradients_of([y], given, needs, [grad], further)
     dr = grad if ctx.needs_input_grad[1] else None
     return back[0], dr, *back[1:3], None, None, None, None, *back[3:]
 

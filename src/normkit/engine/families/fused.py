@@ -172,6 +172,7 @@ class _Fused(torch.autograd.Function):
         if recording is not None:
             there = [d for d, p in zip(found, parameters, strict=True) if p is not None]
             record.finish(recording, x, grad, dx, dr, there, _looked_into(ctx, record))
+            ctx.record = None  # a graph that is kept comes here again
         wanted = [
             None if p is None or not need or d is None else d if d.dtype == p.dtype else d.to(p)
             for d, p, need in zip(found, parameters, needs[6:], strict=True)
@@ -219,6 +220,7 @@ def _again(
 ) -> tuple[Tensor | None, ...]:
     """Where someone looks into a backward: the layer computes its map again, and autograd
     differentiates, ``further`` if there will be another backward."""
+    given = plain.aliases(given)
     x, residual, *parameters = given
     assert x is not None
     fusion, act, layout, family, _ = ctx.given
@@ -229,17 +231,10 @@ def _again(
     scale, shift, center = result.map.each(lambda t: t.expand(size))
     y = plain.affine(x, AffineMap(scale, shift, center, residual, act), layout)
     needs = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], *ctx.needs_input_grad[6:]]
-    inputs = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
     outputs, outer = [y], [grad]
     if result.gate is not None and grad_gates is not None:
         outputs, outer = [y, result.gate.expand(size)], [grad, grad_gates]
-    flowing = iter(
-        torch.autograd.grad(outputs, inputs, outer, create_graph=further, allow_unused=True)
-    )
-    back = [
-        next(flowing) if need and t is not None else None
-        for t, need in zip(given, needs, strict=True)
-    ]
+    back = plain.gradients_of(outputs, given, needs, outer, further)
     if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
         back[1] = grad
     return back[0], back[1], None, None, None, None, *back[2:]

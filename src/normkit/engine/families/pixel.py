@@ -30,6 +30,7 @@ from normkit.core.fusion import Pixel
 from normkit.core.layout import Pixels
 from normkit.engine import plain, remaking
 from normkit.engine.activations import NUMBERS
+from normkit.engine.dispatch import looked_into_backward
 from normkit.engine.families.pixel_kernels import (
     parameter_gradient_kernel,
     pixel_gradient_kernel,
@@ -87,16 +88,17 @@ class _Fused(torch.autograd.Function):
         pixel: PixelPass,
         record: RecordedStep | None,
     ) -> Any:
-        ctx.save_for_backward(x, weight, bias, residual if pixel.act != "none" else None)
-        recording = None
+        recording, kept = None, None
         if record is not None:
             recording = Recording(record.inputs(x, residual, (weight, bias)))
         with recording or nullcontext():
             y = write_map(x, weight, bias, residual, pixel)
+            if recording is not None:  # the backward needs no tables, but a step has some
+                kept = passes.table(x, 1)
+        ctx.save_for_backward(x, weight, bias, residual if pixel.act != "none" else None, kept)
         remaking.offer(y, x, residual, lambda x, r: write_map(x, weight, bias, r, pixel))
-        if recording is not None and record is not None:
-            if any(ctx.needs_input_grad):  # the backward needs no tables
-                kept = x if weight is None else weight
+        if recording is not None and record is not None and kept is not None:
+            if any(ctx.needs_input_grad):
                 record = record.with_forward(recording, y, kept, remake=[None])
             else:
                 record.forward_alone(recording, x, y, nothing_learned=True)
@@ -106,14 +108,15 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,) = grads
-        x, weight, bias, residual = given = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *_again(ctx.pixel, ctx.needs_input_grad[:4], grad, given), None, None
+        x, weight, bias, residual, kept = ctx.saved_tensors
+        if looked_into_backward(grad):
+            given, further = (x, weight, bias, residual), torch.is_grad_enabled()
+            return *_again(ctx.pixel, ctx.needs_input_grad[:4], grad, given, further), None, None
         pixel, record, recording = ctx.pixel, ctx.record, None
         grad = pixel.layout.aligned(grad)
         if record is not None:
             own = [p for p in (weight, bias) if p is not None]
-            recording = Recording([x, residual, *own, x if weight is None else weight, grad])
+            recording = Recording([x, residual, *own, kept, grad])
         with recording or nullcontext():
             dr = grad if ctx.needs_input_grad[3] else None
             dx, keep, found = write_gradients(
@@ -122,6 +125,7 @@ class _Fused(torch.autograd.Function):
         dr = dr if keep is None else keep
         if recording is not None:
             record.finish(recording, x, grad, dx, dr, found, _looked_into(pixel))
+            ctx.record = None  # a graph that is kept comes here again
         dweight, dbias = found or (None, None)
         if weight is not None and dweight is not None and dbias is not None:
             dweight, dbias = dweight.to(weight.dtype), dbias.to(weight.dtype)
@@ -142,28 +146,22 @@ def _looked_into(pixel: PixelPass) -> Callable[..., Any]:
         weight, bias = parameters or (None, None)
         of_x, of_residual, *learned = needs
         wanted = of_x, *(learned or (False, False)), of_residual
-        further = torch.is_grad_enabled()
-        with torch.enable_grad():
-            dx, dweight, dbias, dr = _again(
-                pixel, wanted, grad, (x, weight, bias, residual), further
-            )
+        given, further = (x, weight, bias, residual), torch.is_grad_enabled()
+        dx, dweight, dbias, dr = _again(pixel, wanted, grad, given, further)
         return [dx, dr, *((dweight, dbias) if parameters else ())]
 
     return again
 
 
+@torch.enable_grad()
 def _again(
-    pixel: PixelPass, needs: Sequence[bool], grad: Tensor, given: Any, further: bool = True
+    pixel: PixelPass, needs: Sequence[bool], grad: Tensor, given: Any, further: bool
 ) -> list[Tensor | None]:
     """The backward of a backward: through the plain expression, which autograd differentiates."""
-    wanted = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
+    given = plain.aliases(given)
     x, weight, bias, residual = given
     y = plain.pixels(x, weight, bias, residual, pixel.eps, pixel.correction, pixel.act)
-    flowing = iter(torch.autograd.grad(y, wanted, grad, create_graph=further))
-    back = [
-        next(flowing) if need and t is not None else None
-        for t, need in zip(given, needs, strict=True)
-    ]
+    back = plain.gradients_of([y], given, needs, [grad], further)
     if needs[3] and given[3] is None:  # it was not kept, for nothing follows the sum
         back[3] = grad
     return back

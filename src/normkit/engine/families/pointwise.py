@@ -163,6 +163,7 @@ class _Pointwise(torch.autograd.Function):
                 keeps_x=x is not None,
                 learned=any(needs[2:]),
             )
+            ctx.record = None  # a graph that is kept comes here again
         wanted = [
             None if d is None or p is None or not need else d.view(p.shape).to(p.dtype)
             for d, p, need in zip(found, parameters, needs[2:], strict=True)
@@ -213,11 +214,13 @@ def _again(
 ) -> list[Tensor | None]:
     """Where someone looks into a backward: through the plain expression, which autograd
     differentiates, ``further`` if there will be another backward."""
-    x, residual, weight, bias, alpha = given
     layout = map.layout
-    if x is None:  # its values have no effect
-        x = torch.zeros(layout.shape, dtype=grad.dtype, device=grad.device).requires_grad_()
-        given = [x, *given[1:]]
+    if given[0] is None:  # its values have no effect
+        zeros = torch.zeros(layout.shape, dtype=grad.dtype, device=grad.device)
+        given = [zeros.requires_grad_(), *given[1:]]
+    given = plain.aliases(given)
+    x, residual, weight, bias, alpha = given
+    assert x is not None
     if tables is None:
         assert alpha is not None
         y = plain.squashed(x, alpha, weight, bias, residual, map.act)
@@ -228,12 +231,7 @@ def _again(
         if bias is not None:
             shift = bias.to(inverse.dtype).expand(layout.rows, -1)
         y = plain.affine(x, AffineMap(scale, shift, center, residual, map.act), layout)
-    wanted = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
-    flowing = iter(torch.autograd.grad(y, wanted, grad, create_graph=further, allow_unused=True))
-    back = [
-        next(flowing) if need and t is not None else None
-        for t, need in zip(given, needs, strict=True)
-    ]
+    back = plain.gradients_of([y], given, needs, [grad], further)
     if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
         back[1] = grad
     return back

@@ -177,12 +177,13 @@ def _note(
 ) -> None:
     try:
         launch = InductorLaunch(runner, scope, given)
-        for name, tensor in zip(launch.names, launch.tensors, strict=True):
+        tensors, launch.tensors = launch.tensors, []  # it stays with the plan
+        for name, tensor in zip(launch.names, tensors, strict=True):
             _known(recording, name, tensor)
     except _Unexpected as what:
         recording.obstacle = recording.obstacle or f"a kernel of Inductor {what}"
         return
-    recording.launched(launch, launch.tensors)
+    recording.launched(launch, tensors)
 
 
 def _known(recording: Recording, name: str, tensor: Tensor) -> None:

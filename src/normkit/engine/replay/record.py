@@ -142,6 +142,8 @@ class RecordedStep:
         self.layer = weakref.ref(layer)
         self.activation = activation
         self.training = layer.training
+        self.options = layer.__dict__.get("_options_set", 0)
+        self.remade = remaking.active()
         self.plan: dict[str, Any] = {}
 
     def inputs(
@@ -180,7 +182,11 @@ class RecordedStep:
         """A forward after which no backward comes: because nothing gets a gradient, whatever the
         mode, or because the mode is one without. Nothing of the record is left to be done."""
         layer, module, plan = self.layer(), extension(wanted=False), self.plan
-        if layer is None or module is None or self.with_forward(recording, y, y) is None:
+        if layer is None or module is None:
+            return
+        if layer.training and layer.map_reads_state():
+            return  # what a checkpoint repeats starts from what the first forward has left for it
+        if self.with_forward(recording, y, y) is None:
             return
         plan["learned"] = False
         plan["serves"] = 1 if nothing_learned else 2
@@ -264,11 +270,26 @@ class RecordedStep:
         self._add(layer, module, x, again)
 
     def _add(self, layer: Any, module: Any, x: Tensor, again: Callable[..., Any] | None) -> None:
+        own = layer.__dict__
+        if own.get("_options_set", 0) != self.options:
+            return  # the step was of options that the layer had then
+        if self.remade and not self._can_be_remade():
+            own["_not_remade"] = True
+            own["_record_obstacle"] = "its output is made again, by more than the last launch"
+            return
         replays = layer.__dict__.get("_replays")
         if replays is None:
             replays = layer.__dict__["_replays"] = module.Replays()
         replays.add(x, {**self.plan, "again": again})
         layer.__dict__.pop("_record_obstacle", None)
+
+    def _can_be_remade(self) -> bool:
+        """Whether the last launch of the forward alone makes y: see Remake in replay.cpp."""
+        plan = self.plan
+        if "remake" in plan:
+            return plan["remake"] is not None
+        known = -1, 0, 1, plan["tables"], plan["y"]
+        return all(slot in known for slot, _ in plan["forward"]["launches"][-1]["slots"])
 
     def give_up(self, obstacle: str) -> None:
         layer = self.layer()
@@ -284,6 +305,8 @@ def step_record(layer: Any, x: Tensor, activation: str) -> RecordedStep | None:
     if replays is not None and len(replays) >= most:
         return None
     if layer.__dict__.get("_unrecorded", 0) >= PLANS or not may_replay(x):
+        return None
+    if remaking.active() and layer.__dict__.get("_not_remade"):
         return None
     if extension(wanted=x.is_cuda) is None:
         return None
