@@ -85,6 +85,21 @@ class TestEveryLayer:
             nk.make(name, CHANNELS, eps=eps)
 
 
+def test_an_unknown_activation_of_layers_without_parameters():
+    """Of dyt and gw it was a bare KeyError: without scale and shift nobody looked at its name."""
+    tried = 0
+    for name in ACTIVATION:
+        try:
+            layer = nk.make(name, CHANNELS, affine=False)
+        except OptionError:  # it has no such option
+            continue
+        tried += 1
+        for backend in ("auto", "torch"):
+            with nk.use_backend(backend), pytest.raises(OptionError, match="Unknown activation"):
+                layer(torch.randn(6, CHANNELS, 4, 4), None, "tanh")
+    assert tried > 10
+
+
 @pytest.mark.parametrize("name", POOLING)
 def test_one_value_per_channel(name):
     layer = build((name, {"ratio": 0.0} if name == "ibn" else {}))

@@ -343,6 +343,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
         """activation(weight · y + bias + residual) in one pass: the end of ``normalize``."""
         weight, bias = self.weight, self.bias
         if weight is None and bias is None:
+            check_epilogue(y, residual, activation)
             return epilogue(y, residual, activation)
         return normalize(
             y,
