@@ -75,7 +75,7 @@ def stepped(layer: Normalizer, x: Tensor, plan: TracedPlan) -> tuple[list[Tensor
     """Output and gradients of Σ y·w by a plan, and by hand what the passes do around it."""
     layout = layer.cells(x)
     w = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape)
-    rows, columns = plan.size
+    rows, columns = plan.functions.size
     cells = x.transpose(0, 1).reshape(1, columns, -1) if rows == 1 else x.flatten(2)
     weight = w.transpose(0, 1).reshape(1, columns, -1) if rows == 1 else w.flatten(2)
     mean = cells.mean(2)

@@ -24,12 +24,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normkit.core.fusion import Traced
-from normkit.core.layout import Batch, Channels, Layout
-from normkit.core.moments import Moments
-from normkit.core.statistics import LayerState, MapResult
+from normkit.core.layout import Layout
+from normkit.core.statistics import LayerState
+from normkit.engine.coefficients import TableFunctions, Untraceable, kind_of
 from normkit.engine.dispatch import decide, looked_into
 from normkit.engine.replay.inductor import overheard, unheard
 from normkit.engine.replay.record import active
@@ -39,18 +39,9 @@ DEVICES = ["cuda"]  # where plans are made
 MOST_PLANS = 4  # of one class and width: options or batch sizes that always change are not compiled
 MOST_OPERATIONS = 400  # that a list may have: a compiler would take minutes for more
 
-_OWN = {"_factory", "_warned", "_traced", "_replays", "_norm_replays"}
-_OWN |= {"_unrecorded", "_record_obstacle", "_options_set", "_not_remade"}
-_WATCHERS = {"listeners", "exchange", "_lookers"}
-_NOT_OPTIONS = frozenset(nn.Module().__dict__) | _OWN | _WATCHERS
-_PLAIN = (type(None), bool, int, float, str)
 _plans: dict[Any, TracedPlan | str] = {}
 _made: dict[Any, int] = {}  # class and width -> number of plans
 _lock = threading.RLock()
-
-
-class Untraceable(Exception):
-    """What keeps a layer's coefficients from being compiled."""
 
 
 def describe(layer: Any, x: Tensor, state: LayerState) -> Traced | None:
@@ -138,37 +129,8 @@ def _shared(layer: Any, x: Tensor, layout: Layout, state: LayerState, size: Any)
         return _plans[key]
 
 
-def kind_of(layer: Any, state: LayerState) -> tuple[Any, ...]:
-    """All that the function of a layer depends on, beside its tensors and their sizes."""
-    if type(layer).observe is not _base_of(layer, "observe"):
-        raise Untraceable("it looks at its input beside the moments")
-    if layer._modules:
-        raise Untraceable("it is made of several modules")
-    if state.domain is not None or getattr(layer, "domains", None) is not None:
-        raise Untraceable("it has domains")
-    options = []
-    for name, value in layer.__dict__.items():
-        if name in _NOT_OPTIONS:
-            continue
-        if not isinstance(value, (*_PLAIN, tuple, frozenset)):
-            raise Untraceable(f"its attribute {name} is no plain value")
-        options.append((name, value))
-    tensors = [
-        (name, t.shape, t.dtype)
-        for table in (layer._parameters, layer._buffers)
-        for name, t in table.items()
-        if t is not None
-    ]
-    return type(layer), tuple(options), tuple(tensors)
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0][:200] or type(error).__name__
-
-
-def _base_of(layer: Any, name: str) -> Any:
-    """The method of the class that is last in the order to have it."""
-    return [vars(c)[name] for c in type(layer).__mro__ if name in vars(c)][-1]
 
 
 class TracedPlan:
@@ -183,19 +145,14 @@ class TracedPlan:
         dtype: torch.dtype = torch.float32,
         compiler: Callable[..., Any] | None = None,
     ) -> None:
-        if not isinstance(layout, Batch | Channels) or getattr(layout, "strips", 1) > 1:
-            raise Untraceable("its cells are not whole channels")
-        self.size = layout.rows, layout.columns
-        self.period = layout.rows * layout.columns
-        self.parameters = [n for n, p in layer._parameters.items() if p is not None]
-        self.buffers = [n for n, b in state.statistics.items() if b is not None]
-        given = self._tensors(layer, state)
-        self.types = [(t.shape, t.dtype) for t in given]
+        self.functions = TableFunctions(layer, layout, state, dtype)
+        self.period = self.functions.period
+        self.parameters, self.buffers = self.functions.parameters, self.functions.buffers
+        self.types = [(t.shape, t.dtype) for t in self.functions.tensors(layer, state)]
         self.compiler = compiler or inductor
-        tracer = _Tracer(layer, state, self, layout.count, device, dtype)
-        self.seen = tracer.read_statistics()
-        self.begin = 5 * self.period  # of what was read, in the table of the forward
+        tracer = _Tracer(self.functions, layout.count, device)
         self.forward_list, self.backward_list = tracer.forward(), tracer.backward()
+        self.functions.let_go()  # layers of one kind share a plan
         self.mode = tracer.mode
         self.compiled = self.compiler(self.forward_list, self.mode)
         self.run_forward: Callable[..., Any] | None = None  # once it has been tried
@@ -203,20 +160,13 @@ class TracedPlan:
         self.obstacle = ""  # what was found when they ran
         self.first: TracedPlan | None = None  # of the forward that this one repeats
 
-    def _tensors(self, layer: Any, state: LayerState) -> list[Tensor]:
-        kept = state.statistics
-        return [
-            *(layer._parameters[name] for name in self.parameters),
-            *(kept[name] for name in self.buffers),
-        ]
-
     def fits(self, layer: Any, state: LayerState) -> bool:
         """Whether the layer's tensors are of the types that the kernels were made for."""
         own = layer._buffers
         for name, table in state.statistics.items():
             if table is not own[name]:  # copies that a checkpoint left: not to be written to
                 return False
-        for t, (shape, dtype) in zip(self._tensors(layer, state), self.types, strict=True):
+        for t, (shape, dtype) in zip(self.functions.tensors(layer, state), self.types, strict=True):
             if t.shape != shape or t.dtype != dtype or not t.is_contiguous():
                 return False
         return True
@@ -261,15 +211,6 @@ class TracedPlan:
             self.obstacle = f"its kernels do not run ({_first_line(error)})"
             return interpreted(operations, self.mode)
 
-    def statistics(self, tables: Tensor) -> dict[str, Tensor]:
-        """What the map read of the layer's statistics, as it was."""
-        result, at = {}, self.begin
-        for name, (shape, dtype) in self.seen.items():
-            size = shape.numel()
-            result[name] = tables[at : at + size].view(shape).to(dtype)
-            at += size
-        return result
-
 
 def _bare(parameters: Sequence[Tensor]) -> list[Tensor]:
     """The parameters without their gradients, which a recording takes for the same."""
@@ -279,36 +220,15 @@ def _bare(parameters: Sequence[Tensor]) -> list[Tensor]:
     return bare
 
 
-class _Reading(dict[str, Any]):
-    """Statistics that remember which of them were asked for."""
-
-    def __init__(self, tables: dict[str, Any]) -> None:
-        super().__init__(tables)
-        self.asked: dict[str, None] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        self.asked[name] = None
-        return super().__getitem__(name)
-
-
 class _Tracer:
     """Writes down what a layer does with tables of symbols' sizes."""
 
-    def __init__(
-        self,
-        layer: Any,
-        state: LayerState,
-        plan: TracedPlan,
-        count: Any,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, functions: TableFunctions, count: Any, device: torch.device) -> None:
         from torch._dynamo.source import ConstantSource
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-        self.layer, self.state, self.plan = layer, state, plan
-        self.device, self.dtype = device, dtype
+        self.functions, self.device, self.dtype = functions, device, functions.dtype
         shapes = ShapeEnv(duck_shape=False)
         self.mode: Any = FakeTensorMode(shape_env=shapes)
         self.count = count
@@ -316,7 +236,11 @@ class _Tracer:
             source = ConstantSource("count")
             symbol = shapes.create_symbol(count, source=source, dynamic_dim=DimDynamic.DYNAMIC)
             self.count = shapes.create_symintnode(symbol, hint=count, source=source)
-        self.own = [self.fake(t) for t in plan._tensors(layer, state)]
+        own = functions.tensors(functions.layer, functions.state)
+        self.own = [self.fake(t) for t in own]
+        with self.mode:
+            moments = [self.table(*functions.size) for _ in range(2)]
+            functions.read_statistics(moments, self.own, self.count)
 
     def fake(self, like: Tensor) -> Tensor:
         with self.mode:
@@ -326,96 +250,27 @@ class _Tracer:
         with self.mode:
             return torch.empty(size, dtype=self.dtype, device=self.device)
 
-    def computed(
-        self,
-        moments: Sequence[Tensor],
-        parameters: Sequence[Tensor],
-        statistics: dict[str, Any],
-        again: bool,
-        count: Any,
-    ) -> tuple[Any, MapResult]:
-        """The layer's own function, of a layer that has these tensors in place of its own."""
-        layer = object.__new__(type(self.layer))
-        layer.__dict__.update(self.layer.__dict__)
-        own = dict(self.layer._parameters)
-        own.update(zip(self.plan.parameters, parameters, strict=True))
-        layer.__dict__.update(_parameters=own, _buffers=dict(statistics), _replays=None)
-        state = LayerState(self.state.training, statistics, again)
-        mean, var = moments
-        result = layer.compute(Moments(mean, var, count), state)
-        if result.gate is not None:
-            raise Untraceable("its gates are kept")
-        map = result.map.each(lambda table: table.expand(self.plan.size))
-        return layer, result._replace(map=map)
-
-    def named(self, buffers: Sequence[Any]) -> dict[str, Any]:
-        nothing = dict.fromkeys(self.state.statistics)
-        return {**nothing, **dict(zip(self.plan.buffers, buffers, strict=True))}
-
-    def read_statistics(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Which statistics the map is made of: the layer asks for them in a repeated forward."""
-        plan, count = self.plan, len(self.plan.parameters)
-        statistics = _Reading(self.named(self.own[count:]))
-        moments = [self.table(*plan.size) for _ in range(2)]
-        with self.mode, torch.no_grad():
-            self.computed(moments, self.own[:count], statistics, True, self.count)
-        asked = {name: statistics[name] for name in list(statistics.asked)}
-        for name, table in asked.items():
-            if table.dtype not in (self.dtype, torch.int64, torch.bool):
-                raise Untraceable(f"its buffer {name} is of {table.dtype}")
-        return {name: (table.shape, table.dtype) for name, table in asked.items()}
-
     def forward(self) -> Any:
-        plan, own = self.plan, len(self.plan.parameters)
-
         def function(count: Any, moments: Tensor, *tensors: Tensor) -> tuple[Tensor]:
-            given = moments.view(2, *plan.size).unbind()
-            statistics = self.named(tensors[own:])
-            layer, result = self.computed(given, tensors[:own], statistics, self.state.again, count)
-            zero = torch.zeros_like(result.map.scale)
-            parts = [zero if t is None else t for t in result.map]
-            parts += [*given, *(statistics[name].to(self.dtype) for name in plan.seen)]
-            made = torch.cat([part.reshape(-1).to(self.dtype) for part in parts])
-            if result.update is not None and not self.state.again:
-                layer._write(result.update)
-            return (made,)
+            return (self.functions.forward(self.joined, count, moments, *tensors)[0],)
 
         with torch.no_grad():
-            return self.traced(function, self.table(2 * plan.period), *self.own)
+            return self.traced(function, self.table(2 * self.functions.period), *self.own)
 
     def backward(self) -> Any:
-        plan, own = self.plan, len(self.plan.parameters)
-        kept = sum(shape.numel() for shape, _ in plan.seen.values())
+        functions = self.functions
+        count = len(functions.parameters)
+        own, absent = self.own[:count], self.own[count:]
+        kept = sum(shape.numel() for shape, _ in functions.seen.values())
 
         def function(count: Any, sums: Tensor, tables: Tensor, *parameters: Tensor) -> Any:
-            size, period = plan.size, plan.period
-            cut = [tables[i * period : (i + 1) * period].view(size) for i in range(5)]
-            wanted = [t.detach().requires_grad_() for t in (*cut[3:], *parameters)]
-            da, db = sums.view(2, *size).unbind()
-            with torch.enable_grad():
-                seen = {**self.named([None] * len(plan.buffers)), **plan.statistics(tables)}
-                absent = dict(zip(plan.buffers, self.own[own:], strict=True))
-                known = {n: absent[n] if t is None and n in absent else t for n, t in seen.items()}
-                _, result = self.computed(wanted[:2], wanted[2:], known, True, count)
-                outer = da, db, -cut[0] * db
-                pairs = [
-                    (table, grad)
-                    for table, grad in zip(result.map, outer, strict=True)
-                    if table is not None and table.requires_grad
-                ]
-                tables_, grads = zip(*pairs, strict=True)
-                found = torch.autograd.grad(tables_, wanted, grads, allow_unused=True)
-            back = [
-                torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)
-            ]
-            slope = 2 * back[1] / count
-            constant = back[0] / count - (cut[3] - cut[2]) * slope
-            flat = [constant, slope, *back[2:]]
-            return (torch.cat([t.detach().reshape(-1).to(self.dtype) for t in flat]),)
+            return (self.joined(functions.backward(absent, count, sums, tables, *parameters)),)
 
-        return self.traced(
-            function, self.table(2 * plan.period), self.table(plan.begin + kept), *self.own[:own]
-        )
+        tables = self.table(functions.begin + kept)
+        return self.traced(function, self.table(2 * functions.period), tables, *own)
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.reshape(-1).to(self.dtype) for part in parts])
 
     def traced(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
         from torch._dispatch.python import enable_python_dispatcher

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -19,7 +19,7 @@ from normkit.core.options import Configured
 from normkit.core.precision import statistics_dtype
 from normkit.core.statistics import LayerState, MapResult, Repetition, StateUpdate
 from normkit.core.tracing import node_of
-from normkit.core.trained import DECAYED, NOT_DECAYED, SCALES, FixedMap, ParameterRole, TrainedBN
+from normkit.core.trained import FixedMap, TrainedBN
 from normkit.engine import tracing
 from normkit.engine.cpu.passes import ACTIVATIONS as IN_LOOPS
 from normkit.engine.dispatch import KERNELS, Path, decide
@@ -27,15 +27,15 @@ from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed, followed_by
 from normkit.engine.normalize import fused, normalize
 from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
+from normkit.layers.converted import Converted
 from normkit.layers.from_training import FromTraining
 from normkit.layers.masking import Masking, mask_in_force
-from normkit.layers.measured import Measured, Refusal
 from normkit.layers.replayed import Replayed
 
 NO_PLANS = {"_replays": None, "_norm_replays": None}
 
 
-class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
+class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
     """A layer y = a·x + b whose tables come from ``coefficients(moments)``.
 
     A subclass owns its parameters and writes that one method: a pure function on small tables,
@@ -57,10 +57,6 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
     """
 
     card: ClassVar[Card]
-    beyond_batch_norm: ClassVar[tuple[str, ...]] = ()  # parts that no batch norm has
-    # parameters that only undo, at first, what the layer does beyond a batch norm: after one
-    # without scale and shift they are not trained
-    compensates: tuple[str, ...] = ()
     has_eps: ClassVar[bool] = True  # whether it divides by a deviation
     apart_on_cpu = False  # set by fuse: speed matters more than memory, see engine.dispatch.Path
     weight: Tensor | None
@@ -137,73 +133,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
     def check_size(self, x: Tensor) -> None:
         """Refuse sizes for which the statistics do not exist."""
 
-    # ---------------------------------------------------------------- from and to a batch norm
-
-    @classmethod
-    def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:
-        """Options with which the layer comes closest to a batch norm, beside those asked for."""
-        return {"eps": bn.eps, "affine": bn.affine}
-
-    @classmethod
-    def missing_choice(cls, asked: Mapping[str, Any]) -> str:
-        """What should have been asked for in a conversion, for the layer to be more than a batch
-        norm, as a sentence; empty if nothing."""
-        return ""
-
-    def affine_from(self, bn: TrainedBN) -> tuple[Tensor, Tensor]:
-        """Scale and shift of a batch norm, in the form of this layer's weight and bias."""
-        return bn.weight, bn.bias
-
-    def start_from(self, bn: TrainedBN) -> dict[str, str]:
-        """Take over what a trained batch norm has learned.
-
-        Returns which tensors now hold something of it, and what: plans say just that.
-        """
-        taken = {}
-        if self.weight is not None and self.bias is not None:
-            for name, value in zip(("weight", "bias"), self.affine_from(bn), strict=True):
-                getattr(self, name).copy_(value)
-                taken[name] = name
-        return taken
-
-    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
-        """The batch norm that this layer is or comes closest to, and what that leaves out.
-
-        ``like`` tells type and device for a layer without tensors.
-        """
-        bn = TrainedBN.read(self, self.channels, like).losing(*self.beyond_batch_norm)
-        return replace(bn, pools_samples=self.pools_samples())
-
-    # ---------------------------------------------------------------- what conversions ask
-
-    @property
-    def channels_sharing_a_scale(self) -> int:
-        """How many neighbouring channels have one scale and shift after the statistics."""
-        return 1
-
-    def with_output_map(self, scale: Tensor, shift: Tensor) -> dict[str, Tensor] | Refusal:
-        """The values of its tensors with which it would give scale · y + shift instead of y.
-
-        ``scale`` and ``shift`` are one number a channel, the same in channels that share theirs;
-        nothing is changed. A refusal, if no values of its tensors do that for every input.
-        """
-        weight, bias = self.weight, self.bias
-        if weight is None or bias is None:
-            return Refusal("it has no scale and shift of its own: try affine=True")
-        columns = scale.reshape(-1, *(1,) * (weight.dim() - 1))
-        wide = scale.dtype
-        return {
-            "weight": weight.detach().to(wide) * columns,
-            "bias": torch.addcmul(shift, bias.detach().to(wide), scale),
-        }
-
-    def parameter_role(self, name: str) -> ParameterRole:
-        """What part a parameter of this layer plays for an optimizer and for a conversion."""
-        if name != "weight":
-            return ParameterRole(NOT_DECAYED, name == "bias")
-        assert self.weight is not None
-        kernel = self.weight.dim() > 1  # to be trained as that of a convolution
-        return ParameterRole(DECAYED) if kernel else ParameterRole(SCALES, True)
+    # ---------------------------------------------------------------- as one map
 
     def varies(self) -> str:
         """Why the map is not the same for every input; empty if it is."""
@@ -234,11 +164,6 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
 
     def pools_samples(self) -> bool:
         return self.card.pools_samples
-
-    def not_in_onnx(self, any_size: bool) -> str:
-        """Why an ONNX file cannot compute what the layer does in eval mode, for every image size
-        if ``any_size``, and what to try; empty if it can."""
-        return ""
 
     # ---------------------------------------------------------------- what a user calls
 
@@ -308,6 +233,14 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Measured):
         if not bn.trainable:
             layer.requires_grad_(False)
         return layer.train(bn.training), taken
+
+    def as_batch_norm(self, like: Tensor | None = None) -> TrainedBN:
+        """The batch norm that this layer is or comes closest to, and what that leaves out.
+
+        ``like`` tells type and device for a layer without tensors.
+        """
+        bn = TrainedBN.read(self, self.channels, like).losing(*self.beyond_batch_norm)
+        return replace(bn, pools_samples=self.pools_samples())
 
     # ---------------------------------------------------------------- shared machinery
 

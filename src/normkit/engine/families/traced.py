@@ -39,4 +39,4 @@ def gradients(
 
 
 def seen(fusion: Traced, tables: Tensor, rows: int, channels: int) -> Seen:
-    return Seen(fusion.plan.statistics(tables))
+    return Seen(fusion.plan.functions.statistics(tables))
