@@ -33,6 +33,13 @@ LAYERS = {
     "batch_renorm": {"r_ramp": None, "d_ramp": None},
     "bnet": {"init": "dirac"},
     "ubn": {"affine_init": "dirac"},
+    "rms": {},  # from here on by their own coefficients, written down
+    "dn": {"start": "gn", "groups": 4},
+    "gbgn": {"groups": 4},
+    "ghost_bn": {"virtual_batch": 2},
+    "ibn": {},
+    "shifted_bn": {},
+    "ssn": {},
 }
 PARTS = ("bnet", "ubn")  # with a convolution by torch
 FOLLOWED = [("none", False), ("relu", True), ("relu", False), ("none", True), ("gelu", False)]

@@ -67,7 +67,7 @@ def test_two_calls_before_one_backward(case, kind):
     found = gradients(lambda x: checkpoint(layer, x, use_reentrant=KINDS[kind]), layer, xs)
     assert_all_equal(found, gradients(twin, twin, xs))
     for mine, other in zip(layer.buffers(), twin.buffers(), strict=True):
-        assert torch.equal(mine, other) or mine.isnan().all()
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 @within(kind=tuple(KINDS))

@@ -22,11 +22,11 @@ def run(layer, x):
     return y
 
 
-def assert_same_state(a, b):
+def assert_same_state(a, b, rtol=0.0):
     one, two = a.state_dict(), b.state_dict()
     assert one.keys() == two.keys()
     for key, value in one.items():
-        torch.testing.assert_close(value, two[key], rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(value, two[key], rtol=rtol, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("case", every(), ids=label)
@@ -93,7 +93,8 @@ def test_checkpointing_counts_once(case, reentrant):
         torch.testing.assert_close(x.grad, z.grad)
     for mine, other in zip(layer.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
-    assert_same_state(layer, twin)
+    # torch computes what is in a checkpoint, loops may compute the rest: sums in another order
+    assert_same_state(layer, twin, rtol=1e-12)
 
 
 @pytest.mark.parametrize("case", every(), ids=label)

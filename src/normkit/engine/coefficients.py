@@ -17,7 +17,7 @@ from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 
-_OWN = {"_factory", "_warned", "_traced", "_replays", "_norm_replays"}
+_OWN = {"_factory", "_warned", "_seen", "_traced", "_replays", "_norm_replays"}
 _OWN |= {"_unrecorded", "_record_obstacle", "_options_set", "_not_remade"}
 _WATCHERS = {"listeners", "exchange", "_lookers"}
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | _OWN | _WATCHERS
@@ -57,6 +57,19 @@ def _base_of(layer: Any, name: str) -> Any:
     return [vars(c)[name] for c in type(layer).__mro__ if name in vars(c)][-1]
 
 
+class _Ending(torch.autograd.Function):
+    """A number whose gradient is that of a table: torch, given gradients, imports sympy first."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, grad: Tensor) -> Tensor:
+        ctx.grad = grad
+        return table.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *one: Tensor) -> tuple[Tensor, None]:
+        return ctx.grad, None
+
+
 class _Reading(dict[str, Any]):
     """Statistics that remember which of them were asked for."""
 
@@ -89,6 +102,7 @@ class TableFunctions:
         self.parameters = [n for n, p in layer._parameters.items() if p is not None]
         self.buffers = [n for n, b in state.statistics.items() if b is not None]
         self.seen: dict[str, tuple[torch.Size, torch.dtype]] = {}  # once it is known
+        self.unused: set[str] = set()  # parameters that get no gradient, not one of zero
 
     def let_go(self) -> None:
         """Keep neither the layer nor its statistics alive any longer: the functions are no more."""
@@ -110,7 +124,7 @@ class TableFunctions:
             self._computed(moments, own[:known], statistics, True, count)
         for name in statistics.asked:
             table = dict.__getitem__(statistics, name)
-            if table.dtype not in (self.dtype, torch.int64, torch.bool):
+            if torch.promote_types(table.dtype, self.dtype) != self.dtype:
                 raise Untraceable(f"its buffer {name} is of {table.dtype}")
             self.seen[name] = table.shape, table.dtype
 
@@ -135,8 +149,8 @@ class TableFunctions:
     def backward(
         self, absent: Sequence[Tensor], count: Any, sums: Tensor, tables: Tensor, *given: Tensor
     ) -> list[Tensor]:
-        """Constant and slope of dx and the gradients of the parameters, from Σ g·(x − center) and
-        Σ g. ``absent`` stands for statistics of which nothing was read."""
+        """Constant and slope of dx and the gradients of the parameters but ``unused`` ones, from
+        Σ g·(x − center) and Σ g. ``absent`` stands for statistics of which nothing was read."""
         size, period = self.size, self.period
         cut = [tables[i * period : (i + 1) * period].view(size) for i in range(5)]
         wanted = [t.detach().requires_grad_() for t in (*cut[3:], *given)]
@@ -147,17 +161,22 @@ class TableFunctions:
             known = {n: there[n] if t is None and n in there else t for n, t in seen.items()}
             _, result = self._computed(wanted[:2], wanted[2:], known, True, count)
             outer = da, db, -cut[0] * db
-            pairs = [
-                (table, grad)
+            ends = [
+                _Ending.apply(table, grad)
                 for table, grad in zip(result.map, outer, strict=True)
                 if table is not None and table.requires_grad
             ]
-            tables_, grads = zip(*pairs, strict=True)
-            found = torch.autograd.grad(tables_, wanted, grads, allow_unused=True)
-        back = [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
-        slope = 2 * back[1] / count
-        constant = back[0] / count - (cut[3] - cut[2]) * slope
-        return [constant.detach(), slope.detach(), *(d.detach() for d in back[2:])]
+            found = torch.autograd.grad(ends, wanted, allow_unused=True)
+        named = dict(zip(self.parameters, found[2:], strict=True))
+        self.unused = {name for name, grad in named.items() if grad is None}
+        dm, dv = (torch.zeros_like(cut[0]) if g is None else g for g in found[:2])
+        slope = 2 * dv / count
+        constant = dm / count - (cut[3] - cut[2]) * slope
+        return [t.detach() for t in (constant, slope, *named.values()) if t is not None]
+
+    def kept(self) -> int:
+        """Entries of what was read, in the table of the forward."""
+        return sum(shape.numel() for shape, _ in self.seen.values())
 
     def statistics(self, tables: Tensor) -> dict[str, Tensor]:
         """What the map read of the layer's statistics, as it was."""

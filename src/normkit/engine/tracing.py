@@ -30,7 +30,9 @@ from normkit.core.fusion import Traced
 from normkit.core.layout import Layout
 from normkit.core.statistics import LayerState
 from normkit.engine.coefficients import TableFunctions, Untraceable, kind_of
-from normkit.engine.dispatch import decide, looked_into
+from normkit.engine.cpu import tape
+from normkit.engine.dispatch import decide, forced, looked_into
+from normkit.engine.replay.build import extension_on_cpu
 from normkit.engine.replay.inductor import overheard, unheard
 from normkit.engine.replay.record import active
 
@@ -46,7 +48,11 @@ _lock = threading.RLock()
 
 def describe(layer: Any, x: Tensor, state: LayerState) -> Traced | None:
     """The description of a layer by its own function; None if it has to be torch's operations."""
-    if x.device.type not in DEVICES or looked_into() or type(x) is not Tensor:
+    if looked_into() or type(x) is not Tensor:
+        return None
+    if x.is_cpu and _has_tapes():
+        return tape.describe(layer, x, state)
+    if x.device.type not in DEVICES:
         return None
     plan = find(layer, x, state)
     if not isinstance(plan, TracedPlan):
@@ -57,10 +63,16 @@ def describe(layer: Any, x: Tensor, state: LayerState) -> Traced | None:
 
 def obstacle(layer: Any, x: Tensor, state: LayerState) -> str:
     """Why there is no plan, for ``nk.why``."""
+    if x.is_cpu and _has_tapes():
+        return tape.obstacle(layer, x, state)
     if x.device.type not in DEVICES or type(x) is not Tensor:
         return ""
     plan = find(layer, x, state)
     return plan if isinstance(plan, str) else ""
+
+
+def _has_tapes() -> bool:
+    return forced() == "auto" and extension_on_cpu() is not None
 
 
 def find(layer: Any, x: Tensor, state: LayerState) -> TracedPlan | str:
@@ -261,12 +273,11 @@ class _Tracer:
         functions = self.functions
         count = len(functions.parameters)
         own, absent = self.own[:count], self.own[count:]
-        kept = sum(shape.numel() for shape, _ in functions.seen.values())
 
         def function(count: Any, sums: Tensor, tables: Tensor, *parameters: Tensor) -> Any:
             return (self.joined(functions.backward(absent, count, sums, tables, *parameters)),)
 
-        tables = self.table(functions.begin + kept)
+        tables = self.table(functions.begin + functions.kept())
         return self.traced(function, self.table(2 * functions.period), tables, *own)
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:

@@ -306,7 +306,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
         path = decide(
             x, self.cells(x), description, fixed=fixed, followed=followed, compiled=compiled
         )
-        if path.name == "triton" and description is None and not fixed:
+        if path.name in ("triton", "cpp") and description is None and not fixed:
             path = path._replace(reason=tracing.obstacle(self, x, state) or path.reason)
         return self.with_loops(path, state, description)
 
@@ -424,7 +424,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
         # half() and bfloat16() must not narrow statistics: they would stop moving
         tables = {k: b for k, b in self._buffers.items() if b is not None and b.is_floating_point()}
         super()._apply(fn, recurse)
-        self.__dict__.pop("_traced", None)
+        self.__dict__["_traced"] = {}
         self.__dict__["_options_set"] = self.__dict__.get("_options_set", 0) + 1
         for name, table in tables.items():
             moved = self._buffers[name]

@@ -268,9 +268,11 @@ class BatchNormalizer(Synchronised, OfDomains):
     ) -> StateUpdate:
         """The buffers of these names once new values have entered them, in a way that cannot harm.
 
-        A batch with a value that is not finite is left out, whole. ``only`` and ``counted`` are
-        conditions on the device: whether to blend, and whether there was a batch at all.
+        A batch with a value that is not finite is left out, whole, and so is one with a value that
+        would not be in the type of its buffer. ``only`` and ``counted`` are conditions on the
+        device: whether to blend, and whether there was a batch at all.
         """
+        new = {name: value.detach().to(state[name].dtype) for name, value in new.items()}
         finite = all_finite(new.values())
         counts = finite if counted is None else finite & counted
         weight = self.blend_weight(state, counts)

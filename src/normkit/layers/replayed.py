@@ -101,6 +101,8 @@ class Replayed:
         if path.name != "loops":
             return path
         fusion = getattr(fusion, "norm", fusion)
+        if isinstance(fusion, Traced):  # whose loops write all statistics
+            return path
         if fusion.memory is None and self.tracks(state):
             return path._replace(name="cpp", reason="torch updates its running statistics")
         learned = any(p is not None and p.requires_grad for p in fusion.parameters)
@@ -166,4 +168,4 @@ class Replayed:
         if own.get("_replays") is not None or own.get("_norm_replays") is not None:
             own["_replays"] = own["_norm_replays"] = None
             own["_unrecorded"] = own.get("_unrecorded", 0) + 1
-        own.pop("_traced", None)  # plans are of the options that there were
+        own["_traced"] = {}  # plans are of the options that there were

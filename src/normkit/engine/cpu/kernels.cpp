@@ -8,7 +8,8 @@
   EACH(moments) EACH(map) EACH(sums) EACH(input_gradient)                         \
   EACH(pool_map) EACH(pool_gradient) EACH(fixed_map) EACH(fixed_gradient)         \
   EACH(gate_map) EACH(gate_gradient) EACH(score)                                  \
-  EACH(channel_map) EACH(channel_gradient) EACH(mix_map) EACH(mix_gradient)
+  EACH(channel_map) EACH(channel_gradient) EACH(mix_map) EACH(mix_gradient)       \
+  EACH(tape_map) EACH(tape_gradient)
 
 namespace normkit {
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Fixed, Fusion, Gate, Memory, Mix, Pool
+from normkit.core.fusion import Channel, Fixed, Fusion, Gate, Memory, Mix, Pool, Traced
 from normkit.core.moments import Moments
 from normkit.core.precision import statistics_dtype
 from normkit.core.statistics import LayerState, Repetition, Seen
@@ -67,6 +67,7 @@ class FamilyLoops(NamedTuple):
     seen: Callable[[Tensor], Seen]  # what the map was made of beside the batch
     moments: bool = True  # whether it needs them
     score: tuple[int, Sequence[float]] | None = None  # a slot, and numbers: see Condensation
+    unused: Sequence[Tensor] = ()  # parameters that get no gradient
 
 
 def written(
@@ -86,7 +87,7 @@ def written(
     places = {id(t): FIRST + i for i, t in enumerate(tensors)}
     if len(places) < len(tensors) or not used <= places.keys():
         return None  # a tensor under two names, or one of somebody else
-    if not _fits(fusion, layout.columns):
+    if not isinstance(fusion, Traced) and not _fits(fusion, layout.columns):
         return None
     if not all(p.dtype in DTYPES for p in own.values()):
         return None
@@ -129,10 +130,10 @@ def written(
     needs_residual = residual is not None and residual.requires_grad
     before = backward.like_x() if needs_residual and activation != "none" else NOTHING
     backward.call("sums", [grad, X, RESIDUAL, before, *map, sums], numbers)
-    gradients = {
-        id(p): NOTHING if p is None else backward.table(p.numel(), p.dtype)
-        for p in fusion.parameters
-    }
+    gradients = {id(p): NOTHING for p in (None, *family.unused)}
+    for p in fusion.parameters:
+        if p is not None and id(p) not in gradients:
+            gradients[id(p)] = backward.table(p.numel(), p.dtype)
     found = [gradients[id(p)] for p in fusion.parameters]
     between = [grad + 1 if slot == GATES else slot for slot in family.gradient[0]]
     given = [sums, tables_again, *between, extra, *found]
@@ -205,6 +206,8 @@ def _serves(layer: Any, fusion: Fusion) -> int:
 
 def _written_to(fusion: Any, slot: Slot) -> list[int]:
     """Slots of what a step changes, for autograd to know that it is another value now."""
+    if isinstance(fusion, Traced):
+        return [slot(fusion.statistics[name]) for name in fusion.plan.changed]
     memory, condensation = fusion.memory, getattr(fusion, "condensation", None)
     changed = [] if memory is None else list(memory[:4])
     return [slot(t) for t in (*changed, *([] if condensation is None else [fusion.score]))]
@@ -214,6 +217,7 @@ def _tensors(part: Any) -> list[Tensor]:
     """All that a description names."""
     if isinstance(part, Tensor):
         return [part]
+    part = tuple(part.values()) if isinstance(part, dict) else part
     return [t for each in part for t in _tensors(each)] if isinstance(part, tuple) else []
 
 
@@ -240,7 +244,7 @@ def _looked_into(
     """The backward of a step where someone looks into it: the layer computes its map again, on
     tables, and autograd differentiates. It must not keep the layer alive, which keeps this."""
     own, training, size = weakref.ref(layer), layer.training, (layout.rows, layout.columns)
-    eps = getattr(fusion, "eps", None)
+    eps = getattr(layer, "eps", None)
     given = [layer._parameters[name] for name in names]
     order = [i for q in fusion.parameters for i, p in enumerate(given) if p is q]
     del given, fusion
@@ -438,10 +442,31 @@ def _mix(fusion: Mix, layout: Any, slot: Slot) -> FamilyLoops:
     )
 
 
+def _traced(fusion: Traced, layout: Any, slot: Slot) -> FamilyLoops:
+    plan = fusion.plan
+    own = [slot(p) for p in fusion.parameters]
+    kept = [slot(b) for b in fusion.statistics.values()]
+
+    def seen(tables: Tensor) -> Seen:
+        return Seen(plan.functions.statistics(tables))
+
+    named = zip(plan.functions.parameters, fusion.parameters, strict=True)
+    return FamilyLoops(
+        "tape",
+        plan.size(),
+        plan.functions.period,
+        ([*own, *kept], plan.forward),
+        (own, plan.backward),
+        seen,
+        unused=[p for name, p in named if name in plan.functions.unused],
+    )
+
+
 FAMILIES: dict[type, Callable[[Any, Any, Slot], FamilyLoops]] = {
     Pool: _pool,
     Fixed: _fixed,
     Gate: _gate,
     Channel: _channel,
     Mix: _mix,
+    Traced: _traced,
 }

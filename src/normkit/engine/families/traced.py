@@ -30,8 +30,12 @@ def gradients(
     plan = fusion.plan
     sums = passes.summed(parts).tables
     out = plan.backward(sums, tables, layout.count, fusion.parameters)
-    at, found = 2 * plan.period, []
-    for parameter in fusion.parameters:
+    at = 2 * plan.period
+    found: list[Tensor | None] = []
+    for name, parameter in zip(plan.parameters, fusion.parameters, strict=True):
+        if name in plan.functions.unused:
+            found.append(None)
+            continue
         size = parameter.numel()
         found.append(out[at : at + size].view(parameter.shape))
         at += size
