@@ -77,12 +77,15 @@ def written(
     tensors alone, which C++ finds by name."""
     if activation not in ACTIVATIONS or (residual is not None and residual.dtype != x.dtype):
         return None
-    serves = _serves(layer, fusion)
-    if serves == 0 and not torch.is_grad_enabled():
-        return None
     used = {id(t) for t in _tensors(fusion)}
     own = {name: p for name, p in layer._parameters.items() if id(p) in used}
     kept = {name: b for name, b in layer._buffers.items() if id(b) in used}
+    fixed, learned = isinstance(fusion, Fixed), any(p.requires_grad for p in own.values())
+    serves = _serves(layer, fixed, learned)
+    if serves == 0 and not torch.is_grad_enabled():
+        return None
+    if torch.is_grad_enabled() and any(b.requires_grad for b in kept.values()):
+        return None  # to which no step has a gradient
     tensors = [*own.values(), *kept.values()]
     places = {id(t): FIRST + i for i, t in enumerate(tensors)}
     if len(places) < len(tensors) or not used <= places.keys():
@@ -125,23 +128,27 @@ def written(
 
     tables_again, grad = FIRST + len(own), FIRST + len(own) + 1
     backward = Program(grad + (1 if gates == NOTHING else 2))
-    sums, extra = backward.table(2 * rows * row), backward.table(2 * period)
     map = [(tables_again, i * period) for i in range(3)]
     needs_residual = residual is not None and residual.requires_grad
     before = backward.like_x() if needs_residual and activation != "none" else NOTHING
-    backward.call("sums", [grad, X, RESIDUAL, before, *map, sums], numbers)
-    gradients = {id(p): NOTHING for p in (None, *family.unused)}
-    for p in fusion.parameters:
-        if p is not None and id(p) not in gradients:
-            gradients[id(p)] = backward.table(p.numel(), p.dtype)
-    found = [gradients[id(p)] for p in fusion.parameters]
-    between = [grad + 1 if slot == GATES else slot for slot in family.gradient[0]]
-    given = [sums, tables_again, *between, extra, *found]
-    backward.call(f"{family.name}_gradient", given, family.gradient[1])
+    gradients = {id(p): NOTHING for p in (None, *own.values())}
+    extra, keeps_x = NOTHING, learned or not fixed or activation != "none"
+    if learned or not fixed or before != NOTHING:
+        sums = backward.table(2 * rows * row)
+        backward.call("sums", [grad, X, RESIDUAL, before, *map, sums], numbers)
+    if learned or not fixed:
+        extra = backward.table(2 * period)
+        for p in fusion.parameters:
+            if p is not None and all(p is not other for other in family.unused):
+                gradients[id(p)] = backward.table(p.numel(), p.dtype)
+        found = [gradients[id(p)] for p in fusion.parameters]
+        between = [grad + 1 if slot == GATES else slot for slot in family.gradient[0]]
+        given = [sums, tables_again, *between, extra, *found]
+        backward.call(f"{family.name}_gradient", given, family.gradient[1])
     dx = NOTHING
     if x.requires_grad:
         dx = backward.like_x()
-        given = [grad, X, RESIDUAL, dx, *map, NOTHING, NOTHING]
+        given = [grad, X if keeps_x else grad, RESIDUAL, dx, *map, NOTHING, NOTHING]
         if family.moments:
             given[-2:] = [extra, (extra, period)]
         backward.call("input_gradient", given, [*numbers, step])
@@ -162,7 +169,11 @@ def written(
         "dx": dx,
         "dresidual": THE_GRADIENT if needs_residual and before == NOTHING else before,
         "gradients": [(gradients[id(p)], 0, p.numel()) for p in own.values()],
-        "again": _looked_into(layer, list(own), fusion, family.seen, activation, layout),
+        "keeps_x": keeps_x,
+        **({"learned": learned} if fixed else {}),
+        "again": _frozen(activation, layout)
+        if fixed and not learned
+        else _looked_into(layer, list(own), fusion, family.seen, activation, layout),
         "report": _reporter(layer),
         "gates": gates,
         "rows": rows,
@@ -197,9 +208,9 @@ def _fits(fusion: Any, channels: int) -> bool:
     )
 
 
-def _serves(layer: Any, fusion: Fusion) -> int:
+def _serves(layer: Any, fixed: bool, learned: bool) -> int:
     """Forwards with gradients (0), also such without (1), or those alone (2)."""
-    if isinstance(fusion, Fixed):  # there are other passes where nothing is learned
+    if fixed and learned:  # a backward has other passes where nothing is
         return 0 if torch.is_grad_enabled() else 2
     return 0 if layer.training and layer.map_reads_state() else 1
 
@@ -287,6 +298,33 @@ def _looked_into(
         if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
             back[1] = grad
         return back
+
+    return again
+
+
+def _frozen(act: str, layout: Any) -> Callable[..., Any]:
+    """The same of a map that is given, where nothing is learned: it is all in the tables."""
+
+    def again(
+        x: Tensor | None,
+        residual: Tensor | None,
+        parameters: Sequence[Tensor],
+        tables: Tensor,
+        grad: Tensor,
+        needs: Sequence[bool],
+    ) -> list[Tensor | None]:
+        further = torch.is_grad_enabled()
+        with torch.enable_grad():
+            if x is None:  # its values have no effect
+                x = torch.zeros(layout.shape, dtype=grad.dtype, requires_grad=True)
+            inputs = plain.aliases([x, residual])
+            wide = tables.to(statistics_dtype(x.dtype)).view(4, 1, -1)
+            map = AffineMap(*wide[:3].expand(3, layout.rows, -1), inputs[1], act)
+            y = plain.affine(inputs[0], map, layout)
+            back = plain.gradients_of([y], inputs, needs[:2], [grad], further)
+        if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
+            back[1] = grad
+        return [*back, *(None for _ in parameters)]
 
     return again
 
