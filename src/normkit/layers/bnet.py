@@ -42,7 +42,7 @@ class BNET(BatchNormalizer):
     Near the border the kernel sees zeros, so there the map is not affine per channel.
 
     Use when: a little spatial context in the recovery step is worth 9C parameters: alone it gained
-    as much as all of ubn in five epochs of CIFAR-10 (docs/evidence.md, g).
+    nearly as much as all of ubn in five epochs of CIFAR-10 (docs/evidence.md, g).
     Avoid when: maps are tiny (only the centre tap acts on 1×1), or memory is short: the
     normalized tensor is stored as well.
 

@@ -93,9 +93,9 @@ class UBN(BatchNormalizer):
 
     Shapes: (N, C, *spatial) with ``dims`` spatial axes to the same; (N, C) is a map of 1×1.
 
-    Use when: bn trains slowly at first because features of different samples look alike.
-    Avoid when: training is short: a layer of low similarity freezes after about 20 batches,
-    while its running statistics still hold a tenth of their start; watch ``layer.score``.
+    Use when: a gain over bn (2 to 3 points in docs/evidence.md, g) is worth a convolution a norm.
+    Avoid when: nobody watches ``layer.score``: a layer of low similarity freezes its running
+    statistics after about 20 batches, while they still hold a tenth of their start.
 
     Paper: Wang et al. 2024, with the differences between paper and authors' code as options:
     preset "authors", or "paper" for the literal reading. ``score_norm`` averages over pairs or

@@ -42,9 +42,10 @@ def xbn(
     Paper: Huang et al. 2022 (estimation-shift), XBNBlock-P1 to P3 and -D2 to -D8. It does not
     say that its code, and so its numbers, also have a batch-free stem: ``stem="bn"`` leaves the
     stem out, as the text reads. Its "in" has no affine map: ``in_affine=True`` gives it one.
-    Shortcuts stay batch norms. In short trainings of narrow networks on CIFAR-10 it cost 2 to 6
-    points on clean images, 15 with "in", and won on damaged ones. With wrong statistics it lost
-    fewer points than batch norm, and had no more accuracy left (docs/evidence.md, j, k and p).
+    Shortcuts stay batch norms. In short trainings of narrow networks on CIFAR-10 its means were 1
+    to 6 points lower on clean images, 15 with "in" (of bottlenecks no difference is shown), and it
+    won on damaged ones. With wrong statistics it lost fewer points than batch norm, and had no more
+    accuracy left (docs/evidence.md, j, k and p).
 
     >>> import torchvision, normkit as nk
     >>> plan = nk.recipes.xbn(torchvision.models.resnet50(), stem="bn", every=2)
