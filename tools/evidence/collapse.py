@@ -4,10 +4,10 @@
 
 Without warm-up BCN + WS ends in a constant answer in a ResNet-18 more often than not. Here its
 first steps are trained in float32, from the same start on the same batches, once by the library's
-layers and once by formulas as one would write them in torch (benchmarks/formulas.py, and weights
-standardized by mean and deviation). Both lose training alike, or one of them is wrong. A
-``--warmup`` is in steps: 391 are an epoch. Mean losses of ten steps each are kept in RESULTS, from
-which docs/evidence.md is written.
+layers and once by formulas as one would write them in torch (benchmarks/straightforward.py, and
+weights standardized by mean and deviation). Both take nearly the same steps, or one of them is
+wrong. A ``--warmup`` is in steps: 391 are an epoch. Mean losses of ten steps each are kept in
+RESULTS, from which docs/evidence.md is written.
 """
 
 from __future__ import annotations
