@@ -13,20 +13,21 @@ from pathlib import Path
 import pytest
 
 import normkit as nk
+from claims_made_up import claim_of, made_up
 from normkit.lab.experiment.checks import check_models, different_ground
 from normkit.lab.experiment.reading import scales
 from normkit.lab.models.build import build
 from normkit.lab.models.variant import build_variant
-from normkit.lab.results import DONE, Epoch, Result
 from tools.evidence import __main__ as command
 from tools.evidence.__main__ import PAGES
 from tools.evidence.claims import ALL, CLAIMS, STAGES, Claim, experiment_of, ordered_runs
 from tools.evidence.figure import evidence_figure
 from tools.evidence.judge import judge, rank_correlation
-from tools.evidence.page import POINTS, Evidence, answer_in_words, evidence_page
+from tools.evidence.page import Evidence, evidence_page
 from tools.evidence.results import of_sweep, read_results, write_results
 from tools.evidence.train import small
 from tools.evidence.which import IN_CODE, not_shown_lower, which_page
+from tools.evidence.words import POINTS, answer_in_words
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path.stem for path in CLAIMS.glob("*.toml"))
@@ -86,34 +87,6 @@ def test_headlines_are_trained_first_and_nothing_twice() -> None:
 
 
 # ------------------------------------------------------------------ made-up results
-
-
-def made_up(
-    file: str, better: dict[str, float], *, seeds: int = 5, collapsed: str = ""
-) -> dict[str, Result]:
-    """Results in which variants are better than 80 % by so much, with a spread of 0.002."""
-    experiment = experiment_of(file)
-    results = {}
-    for variant in experiment.variants:
-        for run in variant.runs(experiment.seeds[:seeds]):
-            noise = random.Random(f"{variant.name} {run.seed}").uniform(-0.002, 0.002)
-            score = 0.8 + better.get(variant.name, 0.0) + noise
-            if variant.name == collapsed and run.seed == 1:
-                score = 0.1
-            measures = {"condensation": 0.9 - score, "stat_diff": [1 - score, None, 1 - score]}
-            epochs = tuple(
-                Epoch(i, test_accuracy=score, test_loss=0.5, test_one_class=0.2, measures=measures)
-                for i in range(1, 6)
-            )
-            results[run.id] = Result(
-                run.id, DONE, (5,), epochs, 2.0, 10, classes=10, test_samples=10_000
-            )
-    return results
-
-
-def claim_of(text: str) -> Claim:
-    [claim] = [claim for claim in ALL if claim.text == text]
-    return claim
 
 
 @pytest.mark.parametrize(
@@ -256,7 +229,10 @@ def test_the_page_says_what_held_and_how_training_went_where_a_claim_is_contradi
     assert re.search(
         r"\| a \| γ = 0.1 .* \| 5 \| -[45].*, -[45].* \| \*\*contradicted\*\* \|", short
     )
-    assert "the last epoch: 0.250 to 0.250 against 0.250 to 0.250 (no warm-up)" in text
+    assert (
+        "the last epoch, means of the pairs: 0.250 to 0.250 against 0.250 to 0.250 (no warm-up)"
+        in text
+    )
     assert re.search(r"\| c \| slow .* \|  \|  \| \*\*not run\*\* \|", short)
     assert "γ 0.1, c 1 against γ 1" not in text  # no table for a claim without a pair
 
@@ -404,3 +380,5 @@ def test_the_picture_has_a_line_for_each_interval(tmp_path: Path) -> None:
     assert whole.count("against") == len(rows) > 0
     most = max(rows, key=lambda row: abs(row.difference))
     assert f">{100 * most.difference:+.1f}  (n {most.pairs})<" in whole
+    labels = re.findall(r">([^<]* against [^<]*)<", whole)
+    assert len({*labels}) == len(labels)  # of damaged images, adapted or not, they were the same

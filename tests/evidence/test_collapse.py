@@ -58,10 +58,10 @@ def _linear(seed):
 
 def test_the_page_has_the_first_steps(tmp_path, monkeypatch):
     pytest.importorskip("scipy", reason="scipy is not installed")
-    from tools.evidence import page
+    from tools.evidence import asides
 
     rows = [{"seed": 1, "by": "torch", "warmup": 391, "losses": [2.5, 1.25]}]
-    monkeypatch.setattr(page, "collapse_rows", lambda: rows)
-    assert "| 391 steps | 1 | plain torch | 2.50 | 1.25 |" in list(page._first_steps())
-    monkeypatch.setattr(page, "collapse_rows", list)
-    assert list(page._first_steps()) == []
+    monkeypatch.setattr(asides, "collapse_rows", lambda: rows)
+    assert "| 391 steps | 1 | plain torch | 2.50 | 1.25 |" in list(asides.first_steps())
+    monkeypatch.setattr(asides, "collapse_rows", list)
+    assert list(asides.first_steps()) == []

@@ -10,8 +10,9 @@ from pathlib import Path
 from normkit.reporting.charts import ForestScale, forest_scale
 from tools.evidence.claims import ALL
 from tools.evidence.judge import CONTRADICTED, FAILS, HOLDS, ClaimRow
-from tools.evidence.page import POINTS, Evidence, where
+from tools.evidence.page import Evidence
 from tools.evidence.results import RESULTS
+from tools.evidence.words import POINTS, where
 
 COLOURS = {HOLDS: "#15803d", CONTRADICTED: "#b91c1c", FAILS: "#b45309"}
 OTHER = "#64748b"
@@ -45,6 +46,7 @@ def _rows(evidence: Evidence) -> Iterator[tuple[str, ClaimRow]]:
             if row.pairs and math.isfinite(row.low) and math.isfinite(row.high):
                 more = f", epoch {claim.epoch}" if claim.epoch else ""
                 more += ", fewer points lost" if claim.measure else ""
+                more += " after adaptation" if claim.measure.endswith("_adapted") else ""
                 compared = f"{row.variant} against {row.baseline}"
                 yield f"{claim.file}: {compared}, {where(row.cell)}{more}", row
 

@@ -5,43 +5,27 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from normkit.lab.experiment import Cell, Experiment, Variant
-from normkit.lab.report.words import cell_words
-from normkit.lab.results import DONE, Result
+from normkit.lab.experiment import Experiment, Variant
+from normkit.lab.results import Result
 from normkit.lab.statistics import UNSTABLE
+from tools.evidence.asides import SERIES, by_epoch, by_layer, first_steps, how_training_went
 from tools.evidence.claims import ALL, Claim, experiment_of
-from tools.evidence.collapse import rows as collapse_rows
-from tools.evidence.judge import (
-    CONTRADICTED,
-    LEFT,
-    NOT_RUN,
-    ClaimRow,
-    all_seeds,
-    claim_experiment,
-    judge,
-    scores,
-)
+from tools.evidence.judge import CONTRADICTED, LEFT, NOT_RUN, ClaimRow, all_seeds, judge, scores
+from tools.evidence.provenance import provenance
 from tools.evidence.results import RESULTS, read_results, read_sweeps
+from tools.evidence.words import (
+    MEASURES,
+    POINTS,
+    Digits,
+    answer_in_words,
+    pairs_in_words,
+    place,
+    where,
+)
 
-# measures in words, and how many digits they have
-MEASURES = {
-    "condensation": "mean cosine between images at the first norm's input, over the epochs; less "
-    "is better",
-    "stat_diff": "StatDiff, mean over layers and epochs; less is better",
-    "esm_std": "ESM of the deviations, mean over the batch norms that both have; less is better",
-    "esm_std_trend": "rank correlation of ESM with depth in each run; 0 is no trend, 1 grows "
-    "all along",
-    "disturbance": "accuracy lost with errors up to 0.5, points; less is better",
-    "corruption": "accuracy lost on damaged images, points; less is better",
-    "corruption_adapted": "accuracy lost on damaged images after adaptation, points; less is "
-    "better",
-}
-SERIES = ("condensation",)  # one number an epoch, shown epoch by epoch
-POINTS = ("disturbance", "corruption", "corruption_adapted")  # measures that are shares
 TEXT = """\
 Each claim is an experiment of [experiments/claims](../experiments/claims): small networks and few
 epochs, so a claim that does not hold here may hold at the papers' scale, and the other way round.
@@ -53,7 +37,10 @@ corrected together. How many seeds an experiment has was fixed before it was tra
 fewer is a look in between, for which nothing is corrected. *holds*: the interval of the
 difference excludes 0 on the side that the claim says; *contradicted*: on the other side; *does not
 hold*: the difference is smaller than half a point, or is there where none should be; *not shown*:
-too few seeds to tell, with the side on which the mean lies; *unstable*: runs were lost.
+too few seeds to tell, with the side on which the mean lies; *better, not shown whether slightly*
+(or worse): a difference is shown, but not whether it is smaller than half a point; *unstable*: runs
+were lost. That something is worse also holds where runs of it were lost and none of the other side
+((o) at spread 4).
 
     NORMKIT_DATA=… python -m tools.evidence.train --out FOLDER    train, headline claims first
     cp FOLDER/*.json experiments/claims/results  what was committed is in these files too
@@ -120,14 +107,6 @@ class Evidence:
         return spent
 
 
-def where(cell: Cell) -> str:
-    """A point of the grid in words."""
-    warm = {0: "no warm-up", 1: "warm-up"}
-    words = [warm.get(value, "") for key, value in cell if key == "train.warmup"]
-    rest = cell_words(tuple((key, value) for key, value in cell if key != "train.warmup"))
-    return ", ".join(filter(None, [*words, rest])) or "everywhere"
-
-
 def device_kind(device: str) -> str:
     return "CPU" if device.startswith("CPU") else "GPU"
 
@@ -166,51 +145,26 @@ def _introduction(evidence: Evidence) -> Iterator[str]:
         f"{f', {shared:.0f} s of them shared with other work' if shared else ''}"
         f"{' (' + '; '.join(devices) + ')' if devices else ''}. "
         "Experiments share runs: seconds of each are its runs' part of their sweep, and add up to "
-        "more."
+        f"more. {provenance(evidence.rows, evidence.pool)}"
     )
     yield TEXT
 
 
 def _summary(claim: Claim, rows: Sequence[ClaimRow], left: Sequence[ClaimRow]) -> str:
     ran = [row for row in rows if row.answer != NOT_RUN]
-    n = max((row.pairs for row in ran), default=0)
     digits = Digits(claim)
     gaps = ", ".join(digits.signed(row.difference) for row in ran)
     source = claim.source or experiment_of(claim.file).source
     words = f"**{answer_in_words(claim, rows)}**"
     if _ran(left):
         words += f"; of accuracy left: **{answer_in_words(claim, left)}**"
-    return f"| {claim.letter} | {claim.text} | {source} | {n or ''} | {gaps} | {words} |"
-
-
-def answer_in_words(claim: Claim, rows: Sequence[ClaimRow]) -> str:
-    """What the rows that were run say together, and of how many of its values they are."""
-    ran = [row for row in rows if row.answer != NOT_RUN]
-    if not ran:
-        return NOT_RUN
-    said = Counter(row.said for row in ran)
-    words = "; ".join(
-        answer if len(said) == 1 else f"{answer} {many} of {len(ran)}"
-        for answer, many in said.items()
+    return (
+        f"| {claim.letter} | {claim.text} | {source} | {pairs_in_words(rows)} | {gaps} | {words} |"
     )
-    parts = []
-    for key, name in (claim.over, ("train.warmup", "schedules")):
-        planned, found = ({_value(row, key) for row in each} for each in (rows, ran))
-        if len(found) < len(planned):
-            parts.append(f"{len(found)} of {len(planned)} {name}")
-    return f"{', '.join(parts)} run: {words}" if parts else words
-
-
-def _value(row: ClaimRow, key: str) -> object:
-    return row.variant if key == "variant" else dict(row.cell).get(key)
 
 
 def _ran(rows: Sequence[ClaimRow]) -> bool:
     return any(row.answer != NOT_RUN for row in rows)
-
-
-def _place(claim: Claim, row: ClaimRow) -> str:
-    return f"{row.variant}, {where(row.cell)}" if len(claim.expected) > 1 else where(row.cell)
 
 
 def _section(evidence: Evidence, i: int) -> Iterator[str]:
@@ -233,38 +187,20 @@ def _section(evidence: Evidence, i: int) -> Iterator[str]:
         yield from _table(claim, left)
     if claim.measure in SERIES:
         yield ""
-        yield from _series(evidence, claim, rows)
+        yield from by_epoch(claim, rows, evidence.pool)
     if claim.measure.endswith("_trend"):
         yield ""
-        yield from _by_layer(evidence, claim, rows)
+        yield from by_layer(claim, rows, evidence.pool)
     wrong = any(row.answer in (CONTRADICTED, UNSTABLE) for row in rows)
-    if claim.note or wrong:
+    if claim.note or claim.losses or wrong:
         yield ""
     if claim.losses or wrong:
-        yield from _why(evidence, claim, rows)
+        yield from how_training_went(claim, rows, evidence.pool)
     if claim.note:
         yield claim.note
     if claim.first_steps:
         yield ""
-        yield from _first_steps()
-
-
-def _first_steps() -> Iterator[str]:
-    """Of collapse.py: the same steps by the library's layers and by plain torch."""
-    found = collapse_rows()
-    if not found:
-        return
-    longest = max(len(row["losses"]) for row in found)
-    ends = " | ".join(f"to {10 * (i + 1)}" for i in range(longest))
-    yield "Mean training loss in float32, by steps (`python -m tools.evidence.collapse`):"
-    yield ""
-    yield f"| warm-up | seed | by | {ends} |"
-    yield "|---|---:|---|" + longest * "---:|"
-    for row in found:
-        warmup = f"{row['warmup']} steps" if row["warmup"] else "no"
-        by = {"layers": "these layers", "torch": "plain torch"}[row["by"]]
-        losses = " | ".join(f"{loss:.2f}" for loss in row["losses"])
-        yield f"| {warmup} | {row['seed']} | {by} | {losses} |"
+        yield from first_steps()
 
 
 def _table(claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
@@ -274,84 +210,11 @@ def _table(claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
     for row in rows:
         if row.answer != NOT_RUN:
             yield _row(claim, row)
-    places = [_place(claim, row) for row in rows if row.answer == NOT_RUN]
+    places = [place(claim, row) for row in rows if row.answer == NOT_RUN]
     if places:
         yield ""
         many = f"{len(places)} of {len(rows)} rows"
         yield f"Not run: {'; '.join(places) if len(places) < 4 else many}."
-
-
-def _by_layer(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
-    """Means over the seeds, from the first layer to the last."""
-    experiment, results = claim_experiment(claim), evidence.pool
-    measure = claim.measure.removesuffix("_trend")
-    for row in rows:
-        runs = experiment.variant(row.variant, row.cell).runs(experiment.seeds)
-        found = [results[run.id].epochs[-1].measures for run in runs if run.id in results]
-        layers = zip(*(each[measure] for each in found if each.get(measure)), strict=True)
-        means = ", ".join(f"{statistics.fmean(each):.2g}" for each in layers)
-        yield f"By layer, {where(row.cell)}: {means}."
-
-
-def _why(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
-    """What training was like: slower, unstable, or as good?"""
-    experiment, results = claim_experiment(claim), evidence.pool
-    told = []
-    for row in rows:
-        if row.answer == NOT_RUN or claim.measure.endswith("_trend"):
-            continue
-        pairs = [
-            _losses(experiment.variant(name, row.cell), experiment, results)
-            for name in (row.variant, row.baseline)
-        ]
-        if all(pairs):
-            told.append(f"{pairs[0]} against {pairs[1]} ({_place(claim, row)})")
-    lost = sum(row.lost + row.baseline_lost for row in rows)
-    if told:
-        yield f"Training loss of the first and the last epoch: {', '.join(told)}."
-    if lost:
-        yield f"Lost: {'; '.join(_lost_runs(experiment, results))}."
-
-
-def _series(evidence: Evidence, claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
-    experiment, results = claim_experiment(claim), evidence.pool
-    for row in (row for row in rows if row.answer != NOT_RUN):
-        ours, theirs = (
-            _by_epoch(claim.measure, experiment.variant(name, row.cell), experiment, results)
-            for name in (row.variant, row.baseline)
-        )
-        yield (
-            f"By epoch, from before the first on, {where(row.cell)}: {row.variant} {ours}; "
-            f"{row.baseline} {theirs}."
-        )
-
-
-def _lost_runs(experiment: Experiment, results: Mapping[str, Result]) -> Iterator[str]:
-    for variant in experiment.variants:
-        for run in variant.runs(experiment.seeds):
-            outcome = results[run.id].outcome(experiment.metric) if run.id in results else DONE
-            if outcome != DONE:
-                yield f"{variant.name}, {where(variant.cell)}, seed {run.seed}: {outcome}"
-
-
-def _by_epoch(
-    measure: str, variant: Variant, experiment: Experiment, results: Mapping[str, Result]
-) -> str:
-    """Means of a measure over the seeds, epoch by epoch."""
-    values: dict[int, list[float]] = {}
-    for run in variant.runs(experiment.seeds):
-        for epoch in results[run.id].epochs if run.id in results else ():
-            if (value := epoch.measures.get(measure)) is not None:
-                values.setdefault(epoch.epoch, []).append(value)
-    return ", ".join(f"{statistics.fmean(each):.3f}" for _, each in sorted(values.items()))
-
-
-def _losses(variant: Variant, experiment: Experiment, results: Mapping[str, Result]) -> str:
-    """Means over the seeds, of the first epoch and the last."""
-    runs = [results[run.id] for run in variant.runs(experiment.seeds) if run.id in results]
-    known = [[e.train_loss for e in run.epochs if e.train_loss is not None] for run in runs]
-    ends = [(losses[0], losses[-1]) for losses in known if losses]
-    return " to ".join(f"{statistics.fmean(each):.3f}" for each in zip(*ends, strict=True))
 
 
 def _row(claim: Claim, row: ClaimRow) -> str:
@@ -369,23 +232,6 @@ def _row(claim: Claim, row: ClaimRow) -> str:
         f"| {'–' if math.isnan(row.low) else interval} "
         f"| {verdict} | {row.said} |"
     )
-
-
-class Digits:
-    """How the numbers of a claim are written: shares in percent, measures as they are."""
-
-    def __init__(self, claim: Claim | None = None) -> None:
-        plain = claim is not None and claim.measure and claim.measure not in POINTS
-        self.factor, self.places = (1.0, 3) if plain else (100.0, 2)
-
-    def spread(self, mean: float, std: float) -> str:
-        if math.isnan(mean):
-            return "–"
-        first = f"{self.factor * mean:.{self.places}f}"
-        return first if math.isnan(std) else f"{first} ± {self.factor * std:.{self.places}f}"
-
-    def signed(self, value: float) -> str:
-        return "–" if math.isnan(value) else f"{self.factor * value:+.{self.places}f}"
 
 
 def _file_lines(evidence: Evidence, file: str) -> Iterator[str]:

@@ -15,8 +15,9 @@ from normkit.lab.results import DONE, Result
 from normkit.lab.statistics import compare, decide
 from tools.evidence.claims import ALL, OUR_OWN
 from tools.evidence.judge import CONTRADICTED, NOT_RUN, ClaimRow, scores
-from tools.evidence.page import Digits, Evidence, where
+from tools.evidence.page import Evidence
 from tools.evidence.results import RESULTS
+from tools.evidence.words import Digits, where
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "docs" / "benchmark-gpu.json"
@@ -53,10 +54,11 @@ IN_CODE = {
 PRETRAINED = """\
 ## For a pretrained network with batch norms, and few images a batch
 
-Freeze them (`nk.recipes.small_batch(model)`): the best choice that was measured at 1 to 8 images a
-batch, with a small learning rate. Where batch norm has to go, group norms of one group that are
-fitted on 64 images (`nk.recipes.small_batch(model, images)`) came within 0 to 6 points of it at
-batch 2, and were 16 to 23 above batch norms that train on, with an older version of the fit.
+Freeze them (`nk.recipes.small_batch(model)`), with a small learning rate: at 1 to 8 images a batch
+they were not behind fitted group norms in ten of eleven comparisons. Where batch norm has to go,
+group norms of one group that are fitted on 64 images (`nk.recipes.small_batch(model, images)`) came
+within 0 to 6 points of it at batch 2, and were 16 to 23 above batch norms that train on, with an
+older version of the fit.
 [The figures, and the command](fitted-conversion.md#what-to-choose).
 """
 TEXT = """\
@@ -104,7 +106,8 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     if mind := _to_mind(evidence):
         yield "## What to mind"
         yield ""
-        yield "Where a paper's claim is contradicted here, and what the runs say beside that:"
+        yield "Where a paper's claim is contradicted here, and what the runs say beside that."
+        yield "Letters and names such as a-wider are of [evidence.md](evidence.md):"
         yield ""
         yield from mind
         yield ""

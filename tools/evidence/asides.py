@@ -1,0 +1,133 @@
+"""What stands below the table of a claim: losses, lost runs, measures by epoch and by layer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from normkit.lab.experiment import Experiment, Variant
+from normkit.lab.results import DONE, Result
+from tools.evidence.claims import Claim
+from tools.evidence.collapse import rows as collapse_rows
+from tools.evidence.judge import NOT_RUN, ClaimRow, claim_experiment
+from tools.evidence.words import place, where
+
+SERIES = ("condensation",)  # one number an epoch, shown epoch by epoch
+
+
+def how_training_went(
+    claim: Claim, rows: Sequence[ClaimRow], results: Mapping[str, Result]
+) -> Iterator[str]:
+    """Was it slower, unstable, or as good? Of the pairs that were compared."""
+    experiment = claim_experiment(claim)
+    told = []
+    for row in rows:
+        if row.answer == NOT_RUN or claim.measure.endswith("_trend"):
+            continue
+        ours, theirs = (
+            _finished(experiment.variant(name, row.cell), experiment, results)
+            for name in (row.variant, row.baseline)
+        )
+        both = [seed for seed in ours if seed in theirs]
+        pair = [losses([side[seed] for seed in both]) for side in (ours, theirs)]
+        if all(pair):
+            told.append(f"{pair[0]} against {pair[1]} ({place(claim, row)})")
+    if told:
+        yield (
+            f"Training loss of the first and the last epoch, means of the pairs: {', '.join(told)}."
+        )
+    if any(row.lost or row.baseline_lost for row in rows):
+        yield f"Lost: {'; '.join(_lost_runs(experiment, results))}."
+
+
+def _finished(
+    variant: Variant, experiment: Experiment, results: Mapping[str, Result]
+) -> dict[int, Result]:
+    """By seed, the runs that were not lost."""
+    found = {
+        run.seed: results[run.id] for run in variant.runs(experiment.seeds) if run.id in results
+    }
+    return {s: each for s, each in found.items() if each.outcome(experiment.metric) == DONE}
+
+
+def losses(runs: Sequence[Result]) -> str:
+    """Mean training losses, of the first epoch and the last; "" where none is known."""
+    known = [[e.train_loss for e in run.epochs if e.train_loss is not None] for run in runs]
+    ends = [(each[0], each[-1]) for each in known if each]
+    means = [statistics.fmean(each) for each in zip(*ends, strict=True)]
+    return " to ".join(f"{each:.3f}" if each < 1000 else f"{each:.1e}" for each in means)
+
+
+def _lost_runs(experiment: Experiment, results: Mapping[str, Result]) -> Iterator[str]:
+    """Of each variant and outcome the seeds, and the losses of these runs."""
+    for variant in experiment.variants:
+        lost: dict[str, dict[int, Result]] = {}
+        for run in variant.runs(experiment.seeds):
+            outcome = results[run.id].outcome(experiment.metric) if run.id in results else DONE
+            if outcome != DONE:
+                lost.setdefault(outcome, {})[run.seed] = results[run.id]
+        for outcome, runs in lost.items():
+            seeds = f"seed{'s' * (len(runs) > 1)} {', '.join(map(str, runs))}"
+            known = losses(list(runs.values()))
+            loss = f", training loss {known}" if known else ""
+            yield f"{variant.name}, {where(variant.cell)}, {seeds}: {outcome}{loss}"
+
+
+def by_epoch(
+    claim: Claim, rows: Sequence[ClaimRow], results: Mapping[str, Result]
+) -> Iterator[str]:
+    """A measure of both sides, epoch by epoch."""
+    experiment = claim_experiment(claim)
+    for row in (row for row in rows if row.answer != NOT_RUN):
+        ours, theirs = (
+            _epoch_means(claim.measure, experiment.variant(name, row.cell), experiment, results)
+            for name in (row.variant, row.baseline)
+        )
+        yield (
+            f"By epoch, from before the first on, {where(row.cell)}: {row.variant} {ours}; "
+            f"{row.baseline} {theirs}."
+        )
+
+
+def _epoch_means(
+    measure: str, variant: Variant, experiment: Experiment, results: Mapping[str, Result]
+) -> str:
+    """Means of a measure over the seeds."""
+    values: dict[int, list[float]] = {}
+    for run in variant.runs(experiment.seeds):
+        for epoch in results[run.id].epochs if run.id in results else ():
+            if (value := epoch.measures.get(measure)) is not None:
+                values.setdefault(epoch.epoch, []).append(value)
+    return ", ".join(f"{statistics.fmean(each):.3f}" for _, each in sorted(values.items()))
+
+
+def by_layer(
+    claim: Claim, rows: Sequence[ClaimRow], results: Mapping[str, Result]
+) -> Iterator[str]:
+    """Means over the seeds, from the first layer to the last."""
+    experiment = claim_experiment(claim)
+    measure = claim.measure.removesuffix("_trend")
+    for row in rows:
+        runs = experiment.variant(row.variant, row.cell).runs(experiment.seeds)
+        found = [results[run.id].epochs[-1].measures for run in runs if run.id in results]
+        layers = zip(*(each[measure] for each in found if each.get(measure)), strict=True)
+        means = ", ".join(f"{statistics.fmean(each):.2g}" for each in layers)
+        yield f"By layer, {where(row.cell)}: {means}."
+
+
+def first_steps() -> Iterator[str]:
+    """Of collapse.py: the same steps by the library's layers and by plain torch."""
+    found = collapse_rows()
+    if not found:
+        return
+    longest = max(len(row["losses"]) for row in found)
+    ends = " | ".join(f"to {10 * (i + 1)}" for i in range(longest))
+    yield "Mean training loss in float32, by steps (`python -m tools.evidence.collapse`):"
+    yield ""
+    yield f"| warm-up | seed | by | {ends} |"
+    yield "|---|---:|---|" + longest * "---:|"
+    for row in found:
+        warmup = f"{row['warmup']} steps" if row["warmup"] else "no"
+        by = {"layers": "these layers", "torch": "plain torch"}[row["by"]]
+        losses = " | ".join(f"{loss:.2f}" for loss in row["losses"])
+        yield f"| {warmup} | {row['seed']} | {by} | {losses} |"
