@@ -139,6 +139,11 @@ def test_the_page_says_of_which_code_runs_are_and_which_sweeps_are_paired(
     text = provenance(rows, results)
     assert text.startswith(f"{20 - mixed} runs are of a commit with changes that were not")
     assert f"; {mixed} of 2 comparisons pair runs of different sweeps" in text
+    assert "; 0 were trained step by step" in text
+    [run] = run_ids("g-ubn", "bn", 0, range(1, 2))
+    by_step = {"recorded": "no: it was not wanted", "sweep": "0"}
+    results[run] = dataclasses.replace(results[run], environment=by_step)
+    assert "; 1 were trained step by step" in provenance(rows, results)
 
 
 def test_a_sweep_of_no_pair_does_not_count() -> None:

@@ -47,8 +47,10 @@ def provenance(rows: Sequence[Sequence[ClaimRow]], results: Mapping[str, Result]
     """Both in a sentence."""
     states = code_states(results.values())
     mixed, all_of_them = across_sweeps(rows, results)
+    direct = sum(each.environment.get("recorded", "").startswith("no") for each in results.values())
     return (
         f"{states[CHANGED]} runs are of a commit with changes that were not committed, "
         f"{states[CLEAN]} of a commit as it is, and {states[UNKNOWN]} do not say of which; "
+        f"{direct} were trained step by step, the others as CUDA graphs; "
         f"{mixed} of {all_of_them} comparisons pair runs of different sweeps in at least one seed."
     )
