@@ -249,9 +249,11 @@ STAGES = (
     Stage("h-uncentred-images"),
     Stage("o-singularities", cell={**COLD, **NEAR}),
     Stage("o-singularities", cell={**COLD, **FAR}),
+    Stage("m-worker-batch", cell={"train.worker_batch": (1, 2, 128)}, variants=WORKERS_CLAIMED),
+    Stage("l-resnet18"),
+    Stage("a-resnet18"),
     Stage("b-lower-rate", cell={**COLD, "train.epochs": 5}),
     Stage("k-disturbed-statistics"),
-    Stage("m-worker-batch", cell={"train.worker_batch": (1, 2, 128)}, variants=WORKERS_CLAIMED),
     Stage("g-threshold", variants=("bn", "ubn, τ = 0.025", "ubn, τ = 0.15", "ubn, τ = 0.25")),
     Stage("g-batch-sizes"),
     Stage("b-lower-rate", cell={**WARM, "train.epochs": (2, 12)}),
@@ -259,10 +261,8 @@ STAGES = (
     Stage("m-worker-batch"),
     Stage("e-forms-of-the-scale"),
     Stage("o-singularities"),  # no claim asks for the rest of its grid, but a minute has it all
-    Stage("a-resnet18"),
     Stage("b-lower-rate"),
     Stage("j-xbn-positions", variants=XBN_CLAIMED),
-    Stage("l-resnet18"),
     Stage("g-threshold"),
     Stage("j-xbn-positions"),
 )
