@@ -7,7 +7,10 @@ makes a program for a CPU. Both list these two functions. The first writes new s
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 
 _OWN = {"_factory", "_warned", "_seen", "_traced", "_replays", "_norm_replays"}
-_OWN |= {"_unrecorded", "_record_obstacle", "_options_set", "_not_remade"}
+_OWN |= {"_unrecorded", "_record_obstacle", "_options_set", "_not_remade", "_tapes"}
 _WATCHERS = {"listeners", "exchange", "_lookers"}
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | _OWN | _WATCHERS
 _PLAIN = (type(None), bool, int, float, str)
@@ -40,16 +43,22 @@ def kind_of(layer: Any, state: LayerState) -> tuple[Any, ...]:
     for name, value in layer.__dict__.items():
         if name in _NOT_OPTIONS:
             continue
-        if not isinstance(value, (*_PLAIN, tuple, frozenset)):
+        if not _is_plain(value):
             raise Untraceable(f"its attribute {name} is no plain value")
-        options.append((name, value))
+        options.append((name, repr(value)))  # 1, 1.0 and True are equal, but not the same
     tensors = [
-        (name, t.shape, t.dtype)
+        (name, t.shape, t.dtype, t.requires_grad)
         for table in (layer._parameters, layer._buffers)
         for name, t in table.items()
         if t is not None
     ]
     return type(layer), tuple(options), tuple(tensors)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return all(_is_plain(each) for each in value)
+    return isinstance(value, _PLAIN)
 
 
 def _base_of(layer: Any, name: str) -> Any:
@@ -89,6 +98,9 @@ class TableFunctions:
     center, the moments, then what the map read of the layer's statistics, which may have changed
     before the backward comes. Once both are written down the layer is ``let_go``.
     """
+
+    # what is in force while the layer's own function runs
+    watch: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __init__(self, layer: Any, layout: Layout, state: LayerState, dtype: torch.dtype) -> None:
         if not isinstance(layout, Batch | Channels) or getattr(layout, "strips", 1) > 1:
@@ -207,8 +219,24 @@ class TableFunctions:
         layer.__dict__.update(_parameters=own, _buffers=dict(statistics), _replays=None)
         state = LayerState(self.state.training, statistics, again)
         mean, var = moments
-        result = layer.compute(Moments(mean, var, count), state)
+        before, drawn = dict(layer.__dict__), _random_states()
+        with self.watch():
+            result = layer.compute(Moments(mean, var, count), state)
+        for name, value in layer.__dict__.items():
+            if name not in _OWN and (name not in before or before[name] is not value):
+                raise Untraceable(f"it sets its attribute {name}")
+        if drawn != _random_states():
+            raise Untraceable("it draws random numbers")
         if result.gate is not None:
             raise Untraceable("its gates are kept")
         map = result.map.each(lambda table: table.expand(self.size))
         return layer, result._replace(map=map)
+
+
+def _random_states() -> tuple[Any, ...]:
+    """Of generators whose numbers a list of torch's operations would repeat for ever."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    _, key, place, *_ = numpy.random.get_state()
+    return random.getstate(), key.tobytes(), place

@@ -58,6 +58,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
 
     card: ClassVar[Card]
     has_eps: ClassVar[bool] = True  # whether it divides by a deviation
+    own_write: ClassVar[bool] = False  # a subclass writes statistics itself: no kernel does it
     apart_on_cpu = False  # set by fuse: speed matters more than memory, see engine.dispatch.Path
     weight: Tensor | None
     bias: Tensor | None
@@ -88,6 +89,8 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "write" in cls.__dict__ and "own_write" not in cls.__dict__:
+            cls.own_write = True
         if "coefficients" in cls.__dict__ and "fusion" not in cls.__dict__:
             cls.fusion = Normalizer.fusion  # type: ignore[method-assign]
 
@@ -291,7 +294,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
     def description(self, x: Tensor, state: LayerState) -> Any:
         """What there is to compute, in words that kernels know; None if they do not."""
         # parametrized parameters are other tensors at each look: nobody could tell them again
-        if self.exchange is not None or "parametrizations" in self._modules:
+        if self.exchange is not None or self.own_write or "parametrizations" in self._modules:
             return None
         fusion = self.fusion(x, state)
         if fusion is None and self.uses_moments():

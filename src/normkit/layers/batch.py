@@ -52,6 +52,7 @@ class BatchNormalizer(Synchronised, OfDomains):
 
     not_staged = frozenset({"nonfinite_batches", "arrivals"})  # a count to look at; for kernels
     plain_statistics = True
+    own_write = False  # kernels do the same
     shares_batch = True
     shares_map = False  # whether all samples of a batch get the same map
     second_buffer = "running_var"  # what is kept beside the mean

@@ -49,8 +49,6 @@ class FrozenBN(Normalizer):
         exact_from_bn=True,
     )
     is_fixed = True
-    weight: Tensor
-    bias: Tensor
     running_mean: Tensor
     running_var: Tensor
 
@@ -83,7 +81,8 @@ class FrozenBN(Normalizer):
     def coefficients(self, moments: Moments | None) -> Coefficients:
         # copies, so that no graph meets a later change
         stored = Moments(self.running_mean.clone()[None], self.running_var[None], count=1)
-        return stored.standardizing(self.eps).then(self.weight, self.bias.clone())
+        bias = None if self.bias is None else self.bias.clone()
+        return stored.standardizing(self.eps).then(self.weight, bias)
 
     @classmethod
     def options_from(cls, bn: TrainedBN, asked: dict[str, Any]) -> dict[str, Any]:

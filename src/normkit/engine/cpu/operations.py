@@ -67,6 +67,8 @@ def elementwise(name: str, count: int) -> Handler:
         result: Tensor = func(*args)
         if name in ON_FLAGS and result.dtype != torch.bool:
             raise Untraceable(f"no loop does {func.name()} of bits")
+        if name == "div" and not result.is_floating_point():
+            raise Untraceable("no loop does div of integers")
         return recorder.write(NAMES.get(name, name), result, *args)
 
     return handler
@@ -139,10 +141,14 @@ def _copy(recorder: Any, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     kind = value.dtype if isinstance(value, Tensor) else torch.float64
     if result.dtype == torch.bool and kind != torch.bool:
         return recorder.write("ne", result, value, 0.0)
+    if result.dtype == torch.float16:
+        raise Untraceable(f"no loop rounds to {result.dtype}")
     name = "copy"
     if kind.is_floating_point and not result.is_floating_point():
         name = "whole"
-    elif result.dtype == torch.float32 and kind != torch.float32:
+    elif result.dtype == torch.bfloat16 and kind != torch.bfloat16:
+        name = "bfloat16"
+    elif result.dtype == torch.float32 and kind not in (torch.float32, torch.bfloat16):
         name = "float"
     return recorder.write(name, result, value)
 

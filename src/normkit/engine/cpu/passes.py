@@ -44,7 +44,7 @@ def extent(layout: Any) -> tuple[float, ...]:
 def moments(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     if serves(x, layout):
         return torch_passes.moments(x, layout)
-    made = torch.empty(2, layout.rows, layout.columns, dtype=torch.float64)
+    made = x.new_empty(2, layout.rows, layout.columns, dtype=torch.float64)
     _call("moments", [layout.aligned(x), made], extent(layout))
     mean, var = made.to(statistics_dtype(x.dtype))
     return mean, var
@@ -68,7 +68,7 @@ def sums(
     keep = layout.like(x) if grad_residual and map.act != "none" else None
     residual = None if map.residual is None else layout.aligned(map.residual)
     tables, steps = _tables(map)
-    made = torch.empty(2, layout.rows, layout.columns, dtype=torch.float64)
+    made = x.new_empty(2, layout.rows, layout.columns, dtype=torch.float64)
     numbers = (*extent(layout), *steps, ACTIVATIONS[map.act])
     given = [layout.aligned(grad), layout.aligned(x), residual, keep, *tables, made]
     _call("sums", given, numbers)

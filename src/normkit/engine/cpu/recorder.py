@@ -46,13 +46,23 @@ class Instruction(NamedTuple):
 class Unread(TorchFunctionMode):
     """Refuses looks at values past torch's operations."""
 
-    LOOKS = frozenset({"tolist", "numpy", "__array__", "data_ptr"})
+    LOOKS = frozenset(
+        {"tolist", "numpy", "__array__", "data_ptr", "__repr__", "__format__", "__dlpack__"}
+    )
+    OF_VALUES = (torch.tensor, torch.as_tensor, torch.asarray)  # of lists of tables, for example
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if getattr(function, "__name__", "") in self.LOOKS:
+        leaves = (
+            torch.utils._pytree.tree_leaves((args, kwargs)) if function in self.OF_VALUES else ()
+        )
+        if getattr(function, "__name__", "") in self.LOOKS or any(
+            isinstance(leaf, Tensor) for leaf in leaves
+        ):
             raise Untraceable("it looks at a value")
+        if getattr(function, "__self__", None) is Tensor.requires_grad:
+            raise Untraceable("it asks what gets a gradient")
         return function(*args, **(kwargs or {}))
 
 
@@ -161,6 +171,8 @@ class Recorder(TorchDispatchMode):
     def _add(
         self, name: str, size: Sequence[int], *operands: Operand, made: int = 1, other: int = 0
     ) -> None:
+        if 0 in size:
+            return
         self._written.update(o.storage for o in operands[:made])
         self.instructions.append(Instruction(name, tuple(size), operands, made, other))
 
@@ -175,7 +187,7 @@ class Recorder(TorchDispatchMode):
     def _own(self, tensor: Tensor, new: bool = False) -> int:
         storage = self._numbers.get(_address(tensor))
         if storage is None:
-            if not new:
+            if not new and tensor.numel():
                 raise Untraceable("it reads a tensor that is neither parameter nor statistic")
             storage = self._new(tensor)
         return storage

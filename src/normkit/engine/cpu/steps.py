@@ -299,7 +299,7 @@ def _frozen(act: str, layout: Any) -> Callable[..., Any]:
         further = torch.is_grad_enabled()
         with torch.enable_grad():
             if x is None:  # its values have no effect
-                x = torch.zeros(layout.shape, dtype=grad.dtype, requires_grad=True)
+                x = grad.new_zeros(layout.shape, requires_grad=True)
             inputs = plain.aliases([x, residual])
             own, rest = inputs
             assert own is not None

@@ -20,7 +20,7 @@ namespace {
 // in the order of OPERATIONS in tape.py
 enum Operation {
   LOAD, STORE, LEFT_OUT,
-  COPY, TO_FLOAT, WHOLE, NEGATIVE, ABSOLUTE, SIGN, SQRT, RSQRT, CUBE, RECIPROCAL,
+  COPY, TO_FLOAT, TO_BFLOAT16, WHOLE, NEGATIVE, ABSOLUTE, SIGN, SQRT, RSQRT, CUBE, RECIPROCAL,
   EXP, EXPM1, LOG, LOG1P, TANH, SIGMOID, FLOOR, NOT, SUM, HIGHEST, LOWEST,
   ADD, SUB, MUL, DIV, MAX, MIN, POW, EQ, NE, LT, LE, GT, GE,
   AND, OR, WHERE, ADDCMUL, LERP,
@@ -184,6 +184,12 @@ void along_rows(Operation operation, const Instruction& i, int64_t other) {
   });
 }
 
+inline double rounded(double x) {
+  bfloat16 made;
+  put(&made, float(x));
+  return up(made);
+}
+
 void apply(Operation operation, const Instruction& i) {
 #define ONE(name, result) \
   case name: return elements<1>(i, [](double& y, double a) { y = result; });
@@ -196,6 +202,7 @@ void apply(Operation operation, const Instruction& i) {
   switch (operation) {
     ONE(COPY, a)
     ONE(TO_FLOAT, double(float(a)))
+    ONE(TO_BFLOAT16, rounded(a))
     ONE(WHOLE, std::trunc(a))
     ONE(NEGATIVE, -a)
     ONE(ABSOLUTE, std::fabs(a))

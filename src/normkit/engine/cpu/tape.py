@@ -30,7 +30,19 @@ from normkit.engine.cpu.recorder import Instruction, Operand, Recorder, Unread
 # as tape.cpp enumerates them
 OPERATIONS = (
     *("load", "store", "left_out"),
-    *("copy", "float", "whole", "neg", "abs", "sign", "sqrt", "rsqrt", "cube", "reciprocal"),
+    *(
+        "copy",
+        "float",
+        "bfloat16",
+        "whole",
+        "neg",
+        "abs",
+        "sign",
+        "sqrt",
+        "rsqrt",
+        "cube",
+        "reciprocal",
+    ),
     *("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "floor", "not"),
     *("sum", "highest", "lowest"),
     *("add", "sub", "mul", "div", "maximum", "minimum", "pow", "eq", "ne", "lt", "le", "gt", "ge"),
@@ -40,14 +52,15 @@ OPERATIONS = (
 CODES = {name: code for code, name in enumerate(OPERATIONS)}
 ROWS = OPERATIONS.index("cumsum")  # from here on a whole row at a time
 DIMS = 6  # of an instruction
+WATCHED = "someone watches torch's operations"
 SCRATCH, CONSTANT = -1, -2  # in place of a tensor of the call
 SHORT = 8  # entries of an axis
 MOST_TENSORS = 32  # of a call
 TYPES = torch.float64, torch.float32, torch.bfloat16, torch.int64
-MOST_TAPES = 64  # of one class and width: sizes that always change are not worth one each
+MOST_TAPES = 64  # that a layer asks for: sizes and options that always change are not worth one
+MOST_PLANS = 1024  # of all layers
 
 _plans: dict[Any, TapePlan | str] = {}
-_made: dict[Any, int] = {}  # class and width -> number of plans
 _lock = threading.RLock()
 
 
@@ -90,6 +103,8 @@ def obstacle(layer: Any, x: Tensor, state: LayerState) -> str:
 def _find(layer: Any, x: Tensor, state: LayerState) -> TapePlan | str:
     if layer.exchange is not None or state.processes is not None:
         return "someone shares its moments"
+    if torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack():
+        return WATCHED
     layout = layer.cells(x)
     if unserved := serves(x, layout):
         return unserved
@@ -101,8 +116,11 @@ def _find(layer: Any, x: Tensor, state: LayerState) -> TapePlan | str:
     if isinstance(plan, TapePlan):
         if any(state.statistics[name] is not layer._buffers[name] for name in plan.buffers):
             return "its statistics are copies, of a forward that is repeated"
-        if [(t.shape, t.dtype) for t in plan.tensors(layer)] != plan.types:
+        tensors = plan.tensors(layer)
+        if [(t.shape, t.dtype) for t in tensors] != plan.types:
             return "its tensors are not those that it had"
+        if not all(t.is_contiguous() for t in tensors):
+            return "its parameters or statistics have gaps in memory"
     return plan
 
 
@@ -112,22 +130,30 @@ def _shared(layer: Any, layout: Layout, state: LayerState, size: Any) -> TapePla
     except Untraceable as why:
         return str(why)
     with _lock:
-        if key not in _plans:
-            width = type(layer), layout.columns
-            if _made.get(width, 0) >= MOST_TAPES:
-                return f"it had {MOST_TAPES} sizes already"
-            _made[width] = _made.get(width, 0) + 1
-            try:
-                _plans[key] = _recorded(layer, layout, state)
-            except Exception as error:  # whatever a layer does: there is torch
-                _plans[key] = str(error).strip().split("\n")[0][:200] or type(error).__name__
-        return _plans[key]
+        if key in _plans:
+            return _plans[key]
+        asked = layer.__dict__.get("_tapes", 0)
+        if asked >= MOST_TAPES:
+            return f"it has had {MOST_TAPES} sizes and options already"
+        layer.__dict__["_tapes"] = asked + 1
+        try:
+            plan: TapePlan | str = _recorded(layer, layout, state)
+        except Untraceable as why:
+            plan = str(why)
+        except Exception as error:  # of this layer, now: another one may do better
+            first = str(error).strip().split("\n")[0][:200] or type(error).__name__
+            return f"its coefficients could not be written down ({first})"
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+        return plan
 
 
 def _recorded(layer: Any, layout: Layout, state: LayerState) -> TapePlan:
     # the first forward is what counts: a repeated one changes no statistics, and has no tape
     state = LayerState(state.training, state.statistics)
     functions = TableFunctions(layer, layout, state, torch.float64)
+    functions.watch = Unread
     tensors = functions.tensors(layer, state)
     own = len(functions.parameters)
     with ExitStack() as aside:
@@ -135,11 +161,12 @@ def _recorded(layer: Any, layout: Layout, state: LayerState) -> TapePlan:
         aside.enter_context(torch.inference_mode(False))
         aside.enter_context(torch.no_grad())
         aside.enter_context(torch.autocast("cpu", enabled=False))
+        aside.enter_context(torch.device("cpu"))
+        aside.enter_context(torch.random.fork_rng(devices=[]))
         aside.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
         stand_ins = [t.detach().clone() for t in tensors]
         moments = torch.ones(2, *functions.size, dtype=torch.float64)
-        with Unread():
-            functions.read_statistics(moments.unbind(), stand_ins, layout.count)
+        functions.read_statistics(moments.unbind(), stand_ins, layout.count)
         buffers = {
             name: t
             for name, t in zip(functions.buffers, stand_ins[own:], strict=True)
@@ -162,7 +189,7 @@ def _forward(
     recorder.given(moments, 0)
     for base, tensor in enumerate((*own, *buffers.values()), 2):
         recorder.given(tensor, base)
-    with Unread(), recorder:  # tables are what they were before new statistics are written
+    with recorder:  # tables are what they were before new statistics are written
         _, finite = functions.forward(lambda p: recorder.leaves(1, p), count, moments, *stand_ins)
     if finite is not None:
         recorder.left_out(finite)
@@ -180,7 +207,7 @@ def _backward(
     )
     for base, tensor in enumerate((sums, tables, *own)):
         recorder.given(tensor, base)
-    with Unread(), recorder:
+    with recorder:
         found = functions.backward(absent, count, sums, tables, *own)
     recorder.leaves(after, found[:2])
     gradients = iter(found[2:])
