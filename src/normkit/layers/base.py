@@ -39,7 +39,8 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
     """A layer y = a·x + b whose tables come from ``coefficients(moments)``.
 
     A subclass owns its parameters and writes that one method: a pure function on small tables,
-    which never touches x. There are three more ways:
+    which never touches x, and of nothing that changes but these, parameters and attributes of the
+    layer: what it does is written down once, and repeated. There are three more ways:
 
         statistics kept between batches   subclass BatchNormalizer, whose ``coefficients(moments,
                                           state)`` also returns the new statistics
