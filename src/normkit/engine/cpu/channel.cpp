@@ -141,15 +141,16 @@ int channel_gradient_kernel(const Call& call) {
         by_bias[j] += db[at];
       }
     }
-  const double pooled = constant ? 0 : 1 / double(rows);
+  // constants carry nothing from one sample to another, not even what is no number
+  auto pooled = [&](double sum) { return constant ? 0 : sum / double(rows); };
   for (int64_t j = 0; j < C; ++j) {
     if (dweight) dweight.set(j, by_scale[j] * scale[j]);
     if (dbias) dbias.set(j, by_shift[j]);
     if (dgroup_weight && !of_group) dgroup_weight.set(j, by_own[j]);
     if (dgroup_bias && !of_group) dgroup_bias.set(j, by_bias[j]);
     const double gamma = or_one(weight, j);
-    const double dvar = -0.5 * scale[j] * scale[j] * scale[j] * gamma * by_scale[j] * pooled;
-    const double dmiddle = -a1[j] * by_shift[j] * pooled;
+    const double dvar = pooled(-0.5 * scale[j] * scale[j] * scale[j] * gamma * by_scale[j]);
+    const double dmiddle = pooled(-a1[j] * by_shift[j]);
     for (int64_t n = 0; n < rows; ++n) {
       const int64_t at = n * C + j;
       const double apart = mean[at] - used[j];

@@ -113,13 +113,14 @@ int mix_gradient_kernel(const Call& call) {
       batch[0] += u[at] * (statistics[j] - middle);
       batch[1] += w[at] * (statistics[C + j] - spread);
     }
-  const double pooled = fixed ? 0 : 1 / double(rows);
+  // without a share of the batch nothing is carried between samples, not even what is no number
+  auto pooled = [&](double sum) { return fixed || parts == 2 ? 0 : sum / double(rows); };
   for (int64_t n = 0; n < rows; ++n)
     for (int64_t j = 0; j < C; ++j) {
       const int64_t at = n * C + j;
       const double dbig_m = p.of[1] * sums[n] / double(C);
       const double dbig_v = q.of[1] * sums[rows + n] / double(C);
-      const double dmiddle = p.of[2] * of_mean[j] * pooled, dspread = q.of[2] * of_var[j] * pooled;
+      const double dmiddle = pooled(p.of[2] * of_mean[j]), dspread = pooled(q.of[2] * of_var[j]);
       double dm = p.of[0] * u[at] + dbig_m + dmiddle;
       dm += 2 * (dbig_v * (mean[at] - samples[n]) + dspread * (mean[at] - statistics[j]));
       const double slope = 2 * (q.of[0] * w[at] + dbig_v + dspread) * unbias / double(L);
