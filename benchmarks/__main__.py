@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -44,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    run = BenchmarkRun(environment(options))
+    given = sys.argv[1:] if arguments is None else arguments
+    run = BenchmarkRun(
+        environment(options), command=shlex.join(["python", "-m", "benchmarks", *given])
+    )
     run.environment["freed memory"] = "kept" if timing.keep_memory() else "returned"
     device = torch.device(options.device)
     specs = [
@@ -115,6 +119,8 @@ def environment(options: argparse.Namespace) -> dict[str, str | int | float]:
     gpu = options.device == "cuda"
     return {
         "normkit": getattr(normkit, "__version__", "unreleased"),
+        "commit": report.commit(),
+        "C++ part": timing.extension(),
         "torch": torch.__version__,
         "Python": platform.python_version(),
         "device": torch.cuda.get_device_name() if gpu else f"cpu {platform.machine()}",

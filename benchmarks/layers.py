@@ -81,6 +81,7 @@ class BenchmarkRun:
     environment: dict[str, str | int | float]
     tables: list[LayerTable] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    command: str = ""
 
     def summary(self) -> str:
         """How many family layers stay within the limit in every setting, and which do not."""

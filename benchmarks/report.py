@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.layers import (
@@ -137,19 +139,44 @@ def text(table: LayerTable) -> str:
 
 
 def markdown(run: BenchmarkRun) -> str:
-    output = ["# normkit benchmark", "", environment(run), "", run.summary(), ""]
+    output = ["# normkit benchmark", "", f"    {run.command}", ""]
+    output += [environment(run), "", run.summary(), ""]
+    if len(run.tables) > 1:
+        title = f"A training step of each layer in each setting, times {BASELINE} in the same turns"
+        output += [f"## {title}", "", *_markdown_grid(_glance(run)), ""]
     for table in run.tables:
         output += [f"## {table.spec}", ""]
         for title, show in _grids(table):
-            header, *lines = _lines(table, show)
-            rule = ["---", *["---:"] * (len(header) - 1)]
-            grid = (header, rule, *lines)
-            output += [title + ".", ""]
-            output += ["| " + " | ".join(" ".join(c.split()) for c in line) + " |" for line in grid]
-            output.append("")
+            output += [title + ".", "", *_markdown_grid(_lines(table, show)), ""]
         output += [f"- {note}" for note in _notes(table)] + [""]
     output += [f"- {remark}" for remark in run.remarks]
     return "\n".join(output).rstrip() + "\n"
+
+
+def _glance(run: BenchmarkRun) -> list[list[str]]:
+    """Each layer's time over that of the baseline: a column for each table."""
+    specs = [str(table.spec) for table in run.tables]
+    lines = [["layer", *specs]]
+    for rows in zip(*(table.rows for table in run.tables), strict=True):
+        name = rows[0].layer + ("" if rows[0].family else OUTSIDE)
+        shown = (MISSING if row.ratio is None else f"{row.ratio:.2f}" for row in rows)
+        lines.append([name, *shown])
+    return lines
+
+
+def _markdown_grid(lines: list[list[str]]) -> list[str]:
+    header, *rest = lines
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    grid = (header, rule, *rest)
+    return ["| " + " | ".join(" ".join(cell.split()) for cell in line) + " |" for line in grid]
+
+
+def commit() -> str:
+    """What is measured, as git knows it."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
+    here = Path(__file__).parent
+    found = subprocess.run(command, cwd=here, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
 
 
 def as_json(run: BenchmarkRun) -> str:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 import normkit as nk
-from benchmarks import step_cost
+from benchmarks import report, step_cost
 from benchmarks.gpu import page, parts
 from benchmarks.gpu.compiled import CompiledNetworks
 from benchmarks.gpu.networks import first_line
@@ -137,7 +136,7 @@ def versions(machine: Machine, commit: str | None) -> dict[str, Any]:
 
     cuda = machine.device.type == "cuda"
     return {
-        "commit": commit or _commit(),
+        "commit": commit or report.commit(),
         "source": source_hash(),
         "trial": machine.trial,
         "environment": {
@@ -149,12 +148,6 @@ def versions(machine: Machine, commit: str | None) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
         },
     }
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
 
 
 def source_hash() -> str:

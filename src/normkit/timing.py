@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,6 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from normkit.engine.replay.build import build_extension, library, reason
+from normkit.errors import NormkitError
 
 Step = Callable[[], Any]
 
@@ -66,6 +70,20 @@ def keep_memory() -> bool:
     except (AttributeError, OSError, TypeError):  # another C library
         return False
     return all(set_option(*option) == 1 for option in (no_mapping, no_trimming))
+
+
+def extension() -> str:
+    """Builds the C++ part of layers if it is not there, and says whether they use it.
+
+    By themselves they build it beside their first steps, for the next process.
+    """
+    try:
+        if not library().exists():
+            print("Building the C++ part of layers, once: half a minute.", file=sys.stderr)
+        build_extension()
+    except (NormkitError, OSError, RuntimeError):  # of a cache that is not ours, for example
+        return f"missing: {reason()}"
+    return "used"
 
 
 def training_step(module: nn.Module, x: Tensor, dy: Tensor) -> Step:

@@ -71,7 +71,12 @@ def test_command_measures_and_writes(tmp_path: Path) -> None:
         gpu_only = ("replay_seconds", "peak_bytes", "kernels", "floor_seconds")
         assert [result[field] for field in gpu_only] == [None] * 4
     table = to_markdown.read_text(encoding="utf-8")
-    assert table.count("| bn | ") == 8  # time and memory, for each spec
+    assert table.count("| bn | ") == 9  # at a glance; time and memory, for each spec
+    assert "python -m benchmarks --layers bn,pn --shape 4x8x4x4 6x8x4x4" in table
+    glance = next(line for line in table.splitlines() if line.startswith("| bn | "))
+    bn = [r for r in results if r["layer"] == "bn" and r["contestant"] == "normkit"]
+    shown = [float(cell) for cell in glance.strip("| ").split(" | ")[1:]]
+    assert shown == pytest.approx([r["times_batch_norm"] for r in bn], abs=0.005)
     assert "4x8x4x4 · channels_last · float32" in table
 
 

@@ -363,3 +363,67 @@ def test_many_gradients_at_once_of_a_residual_block():
     for mine, one in zip(found, many, strict=True):
         (expected,) = torch.autograd.grad(layer(2 * r, r, "relu"), r, one)
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)
+
+
+def frozen(name):
+    layer = nk.make(name, 16)
+    layer.running_mean.normal_()
+    layer.running_var.uniform_(0.5, 2)
+    layer.weight.data.normal_()
+    return layer.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("name", ["frozen_bn", "bn"])
+def test_a_map_of_which_nothing_is_learned(name, memory):
+    layer = frozen(name)
+    for activation, with_residual in FOLLOWED:
+        residual = batch(memory) if with_residual else None
+        given = batch(memory), torch.randn_like(batch(memory)), residual, activation
+        (found, node), expected = both(layer, *given)
+        for got, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+        assert "NormalizerStep" in node or activation not in cpp_passes.ACTIVATIONS
+
+
+def test_a_frozen_map_keeps_no_input_that_its_gradient_does_not_need():
+    layer, x = frozen("frozen_bn"), batch().requires_grad_()
+    given = 2 * x
+    y = layer(given)
+    wanted = 2 * layer.weight / torch.sqrt(layer.running_var + layer.eps)
+    layer.running_var.fill_(7)  # the gradient is of the map that there was
+    with torch.no_grad():
+        given.zero_()  # an error in backward, if that kept it
+    y.sum().backward()
+    assert "NormalizerStep" in y.grad_fn.name()
+    torch.testing.assert_close(x.grad, wanted.view(1, -1, 1, 1).expand_as(x))
+
+
+def test_a_frozen_layer_learns_again():
+    layer, x = frozen("bn"), batch()
+    step(layer, x, x)
+    layer.requires_grad_(True)
+    found, node = step(layer, x, x)
+    with nk.use_backend("torch"):
+        expected, _ = step(copy.deepcopy(layer), x, x)
+    assert "NormalizerStep" in node
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+    layer.running_mean.requires_grad_()  # to which no loop has a gradient
+    layer(x).square().sum().backward()
+    assert layer.running_mean.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_the_gradient_of_a_frozen_map_can_be_differentiated(activation):
+    layer, found = frozen("frozen_bn").double(), []
+    given = batch(dtype=torch.float64)
+    for backend in ("auto", "torch"):
+        x, r = given.clone().requires_grad_(), (given + 1).requires_grad_()
+        with nk.use_backend(backend):
+            power = (layer(x, r, activation) ** 3).sum()
+            first = torch.autograd.grad(power, [x, r], create_graph=True)
+            second = torch.autograd.grad(sum(d.square().sum() for d in first), [x, r])
+            found.append([*first, *second])
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted)

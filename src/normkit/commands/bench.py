@@ -61,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     timing.keep_memory()
+    extension = timing.extension()
     device, dtype = torch.device(options.device), timing.DTYPES[options.dtype]
     spec = timing.InputSpec(options.shape, options.format, dtype, device)
     modules, refused = _contestants(names, spec)
@@ -75,14 +76,19 @@ def run(options: argparse.Namespace) -> int:
     eager = dict(zip(modules, seconds, strict=False))
     fast = dict(zip(compiled, seconds[len(modules) :], strict=True))
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    head = [f"{spec} · {machine}", f"torch {torch.__version__}, {torch.get_num_threads()} threads"]
+    threads = torch.get_num_threads()
+    head = [
+        f"{spec} · {machine}",
+        f"torch {torch.__version__}, {threads} threads, C++ part of layers {extension}",
+    ]
     out = sys.stderr if options.json == STANDARD_OUTPUT else sys.stdout
     print("\n".join([*head, "", *_table(eager, fast), *remarks]), file=out)
     facts = {
         "input": str(spec),
         "device": machine,
         "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        "threads": threads,
+        "extension": extension,
         "seconds": eager,
         "seconds_compiled": fast,
         "remarks": remarks,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from normkit.core.fusion import Fixed, Fusion, Pixel, Traced
+from normkit.core.fusion import Fusion, Pixel, Traced
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
@@ -106,9 +105,6 @@ class Replayed:
             return path
         if fusion.memory is None and self.tracks(state):
             return path._replace(name="cpp", reason="torch updates its running statistics")
-        learned = any(p is not None and p.requires_grad for p in fusion.parameters)
-        if isinstance(fusion, Fixed) and torch.is_grad_enabled() and not learned:
-            return path._replace(name="cpp", reason="nothing is learned, so nothing is kept")
         return path
 
     def in_loops(

@@ -1,4 +1,4 @@
-"""A whole step of a layer on a CPU: which loops of C++ it is made of, for each family.
+"""A whole step of a layer on a CPU: which loops of C++ it is made of.
 
 A step is a plan as ``engine/replay`` knows it, but written here instead of recorded: its tensors
 have slots, inputs first, and a launch is a loop of C++ (``kernels.h``) with slots and numbers. It
@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Fixed, Fusion, Gate, Memory, Mix, Pool, Traced
+from normkit.core.fusion import Fixed, Fusion, Pool, Traced
 from normkit.core.moments import Moments
 from normkit.core.precision import statistics_dtype
 from normkit.core.statistics import LayerState, Repetition, Seen
 from normkit.engine import plain
+from normkit.engine.cpu.families import FAMILIES, GATES, NOTHING, Slot
 from normkit.engine.cpu.passes import ACTIVATIONS, DTYPES, extent
 from normkit.engine.epilogue import AffineMap
 
 X, RESIDUAL, FIRST = 0, 1, 2  # slots
-NOTHING = -1
 THE_GRADIENT = -2  # in place of a slot: the incoming one itself
-GATES = -3  # the second result, and in a backward its gradient
-LOOKS_AT = {"nothing": 0, "normalized": 1, "input": 2}
-Slot = Callable[[Tensor | None], int]
 
 
 class Program:
@@ -56,20 +53,6 @@ class Program:
         return {"allocations": self.allocations, "launches": self.launches}
 
 
-class FamilyLoops(NamedTuple):
-    """What is peculiar to a family: its two loops, and what they leave in the tables."""
-
-    name: str
-    tables: int  # entries: the map first, scale, shift and center, ``period`` each
-    period: int
-    map: tuple[Sequence[int], Sequence[float]]  # slots after moments and tables; numbers
-    gradient: tuple[Sequence[int], Sequence[float]]  # slots between tables and extra; numbers
-    seen: Callable[[Tensor], Seen]  # what the map was made of beside the batch
-    moments: bool = True  # whether it needs them
-    score: tuple[int, Sequence[float]] | None = None  # a slot, and numbers: see Condensation
-    unused: Sequence[Tensor] = ()  # parameters that get no gradient
-
-
 def written(
     layer: Any, x: Tensor, residual: Tensor | None, activation: str, fusion: Fusion, layout: Any
 ) -> dict[str, Any] | None:
@@ -77,12 +60,15 @@ def written(
     tensors alone, which C++ finds by name."""
     if activation not in ACTIVATIONS or (residual is not None and residual.dtype != x.dtype):
         return None
-    serves = _serves(layer, fusion)
-    if serves == 0 and not torch.is_grad_enabled():
-        return None
     used = {id(t) for t in _tensors(fusion)}
     own = {name: p for name, p in layer._parameters.items() if id(p) in used}
     kept = {name: b for name, b in layer._buffers.items() if id(b) in used}
+    fixed, learned = isinstance(fusion, Fixed), any(p.requires_grad for p in own.values())
+    serves = _serves(layer, fixed, learned)
+    if serves == 0 and not torch.is_grad_enabled():
+        return None
+    if torch.is_grad_enabled() and any(b.requires_grad for b in kept.values()):
+        return None  # to which no step has a gradient
     tensors = [*own.values(), *kept.values()]
     places = {id(t): FIRST + i for i, t in enumerate(tensors)}
     if len(places) < len(tensors) or not used <= places.keys():
@@ -125,23 +111,27 @@ def written(
 
     tables_again, grad = FIRST + len(own), FIRST + len(own) + 1
     backward = Program(grad + (1 if gates == NOTHING else 2))
-    sums, extra = backward.table(2 * rows * row), backward.table(2 * period)
     map = [(tables_again, i * period) for i in range(3)]
     needs_residual = residual is not None and residual.requires_grad
     before = backward.like_x() if needs_residual and activation != "none" else NOTHING
-    backward.call("sums", [grad, X, RESIDUAL, before, *map, sums], numbers)
-    gradients = {id(p): NOTHING for p in (None, *family.unused)}
-    for p in fusion.parameters:
-        if p is not None and id(p) not in gradients:
-            gradients[id(p)] = backward.table(p.numel(), p.dtype)
-    found = [gradients[id(p)] for p in fusion.parameters]
-    between = [grad + 1 if slot == GATES else slot for slot in family.gradient[0]]
-    given = [sums, tables_again, *between, extra, *found]
-    backward.call(f"{family.name}_gradient", given, family.gradient[1])
+    gradients = {id(p): NOTHING for p in (None, *own.values())}
+    extra, keeps_x = NOTHING, learned or not fixed or activation != "none"
+    if learned or not fixed or before != NOTHING:
+        sums = backward.table(2 * rows * row)
+        backward.call("sums", [grad, X, RESIDUAL, before, *map, sums], numbers)
+    if learned or not fixed:
+        extra = backward.table(2 * period)
+        for p in fusion.parameters:
+            if p is not None and all(p is not other for other in family.unused):
+                gradients[id(p)] = backward.table(p.numel(), p.dtype)
+        found = [gradients[id(p)] for p in fusion.parameters]
+        between = [grad + 1 if slot == GATES else slot for slot in family.gradient[0]]
+        given = [sums, tables_again, *between, extra, *found]
+        backward.call(f"{family.name}_gradient", given, family.gradient[1])
     dx = NOTHING
     if x.requires_grad:
         dx = backward.like_x()
-        given = [grad, X, RESIDUAL, dx, *map, NOTHING, NOTHING]
+        given = [grad, X if keeps_x else grad, RESIDUAL, dx, *map, NOTHING, NOTHING]
         if family.moments:
             given[-2:] = [extra, (extra, period)]
         backward.call("input_gradient", given, [*numbers, step])
@@ -162,7 +152,11 @@ def written(
         "dx": dx,
         "dresidual": THE_GRADIENT if needs_residual and before == NOTHING else before,
         "gradients": [(gradients[id(p)], 0, p.numel()) for p in own.values()],
-        "again": _looked_into(layer, list(own), fusion, family.seen, activation, layout),
+        "keeps_x": keeps_x,
+        **({"learned": learned} if fixed else {}),
+        "again": _frozen(activation, layout)
+        if fixed and not learned
+        else _looked_into(layer, list(own), fusion, family.seen, activation, layout),
         "report": _reporter(layer),
         "gates": gates,
         "rows": rows,
@@ -197,9 +191,9 @@ def _fits(fusion: Any, channels: int) -> bool:
     )
 
 
-def _serves(layer: Any, fusion: Fusion) -> int:
+def _serves(layer: Any, fixed: bool, learned: bool) -> int:
     """Forwards with gradients (0), also such without (1), or those alone (2)."""
-    if isinstance(fusion, Fixed):  # there are other passes where nothing is learned
+    if fixed and learned:  # a backward has other passes where nothing is
         return 0 if torch.is_grad_enabled() else 2
     return 0 if layer.training and layer.map_reads_state() else 1
 
@@ -291,182 +285,30 @@ def _looked_into(
     return again
 
 
-# ---------------------------------------------------------------- families
+def _frozen(act: str, layout: Any) -> Callable[..., Any]:
+    """The same of a map that is given, where nothing is learned: it is all in the tables."""
 
+    def again(
+        x: Tensor | None,
+        residual: Tensor | None,
+        parameters: Sequence[Tensor],
+        tables: Tensor,
+        grad: Tensor,
+        needs: Sequence[bool],
+    ) -> list[Tensor | None]:
+        further = torch.is_grad_enabled()
+        with torch.enable_grad():
+            if x is None:  # its values have no effect
+                x = torch.zeros(layout.shape, dtype=grad.dtype, requires_grad=True)
+            inputs = plain.aliases([x, residual])
+            own, rest = inputs
+            assert own is not None
+            wide = tables.to(statistics_dtype(own.dtype)).view(4, 1, -1)
+            scale, shift, center = wide[:3].expand(3, layout.rows, -1)
+            y = plain.affine(own, AffineMap(scale, shift, center, rest, act), layout)
+            back = plain.gradients_of([y], inputs, needs[:2], [grad], further)
+        if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
+            back[1] = grad
+        return [*back, *(None for _ in parameters)]
 
-def _memory(memory: Memory | None, slot: Slot) -> tuple[list[int], list[float]]:
-    """Slots and numbers of running statistics; without batches to count nothing is written."""
-    if memory is None:
-        return [NOTHING] * 4, [0.0, 1.0]
-    tensors = memory.mean, memory.second, memory.batches, memory.nonfinite
-    return [slot(t) for t in tensors], [memory.weight, memory.correction]
-
-
-def _statistics(fusion: Any, slot: Slot) -> list[int]:
-    """Those that replace the batch's, or are about to take them up."""
-    given = fusion.given
-    if given is None and fusion.memory is not None:
-        given = fusion.memory.mean, fusion.memory.second
-    return [NOTHING] * 2 if given is None else [slot(t) for t in given]
-
-
-def _pool(fusion: Pool, layout: Any, slot: Slot) -> FamilyLoops:
-    rows, channels, ramps = layout.rows, layout.columns, fusion.ramps
-    samples = rows if fusion.kind == "sample" else 1
-    memory, numbers = _memory(fusion.memory, slot)
-    renorm = [NOTHING] * 3
-    if ramps is not None:
-        renorm = [slot(ramps.mean), slot(ramps.std), slot(ramps.seen)]
-        numbers += ramps[:6]
-    rest = fusion.groups, fusion.kind == "sample", fusion.eps, ramps is not None
-
-    def seen(tables: Tensor) -> Seen:
-        r, d = tables[-2 * channels :].view(2, 1, channels)
-        return Seen(observed={"correction": (r, d)})
-
-    kept = 2 * samples * fusion.groups + (0 if ramps is None else 2 * channels)
-    weight, bias = slot(fusion.weight), slot(fusion.bias)
-    return FamilyLoops(
-        "pool",
-        3 * samples * channels + kept,
-        samples * channels,
-        ([weight, bias, *memory, *renorm], [rows, channels, *rest, *numbers]),
-        ([weight], [rows, channels, layout.count, *rest]),
-        (lambda _: Seen()) if ramps is None else seen,
-    )
-
-
-def _fixed(fusion: Fixed, layout: Any, slot: Slot) -> FamilyLoops:
-    channels = layout.columns
-    given = [slot(t) for t in (fusion.mean, fusion.var, fusion.weight, fusion.bias)]
-
-    groups, eps = fusion.groups, fusion.eps
-
-    def seen(tables: Tensor) -> Seen:
-        center, inverse = tables[2 * channels :].view(2, groups, -1)[:, :, 0]
-        statistics = {"running_mean": center, "running_var": inverse**-2 - eps}
-        return Seen(statistics, fixed=True)
-
-    return FamilyLoops(
-        "fixed",
-        4 * channels,
-        channels,
-        (given, [channels, groups, eps]),
-        ([], [layout.rows, channels]),
-        seen,
-        moments=False,
-    )
-
-
-def _gate(fusion: Gate, layout: Any, slot: Slot) -> FamilyLoops:
-    rows, channels = layout.rows, layout.columns
-    size = rows * channels
-    memory, numbers = _memory(fusion.memory, slot)
-    source = 0 if fusion.given is None else 1 if fusion.score is None else 2
-    looks_at = 0 if fusion.gate_weight is None else LOOKS_AT[fusion.looks_at]
-    gate = [slot(fusion.center), slot(fusion.gate_weight), slot(fusion.gate_bias)]
-    weight, bias = slot(fusion.weight), slot(fusion.bias)
-    flags, gates = (source, looks_at), GATES if fusion.keeps_gates else NOTHING
-    given = [*gate, weight, bias, *_statistics(fusion, slot), slot(fusion.score), gates, *memory]
-    score = None
-    if fusion.condensation is not None:
-        score = slot(fusion.score), fusion.condensation[:3]
-
-    def seen(tables: Tensor) -> Seen:
-        begin = 5 * size + 2 * channels
-        mean, var = tables[begin : begin + 2 * channels].view(2, channels)
-        statistics = {"running_mean": mean, "running_var": var}
-        if source == 1:
-            return Seen(statistics, fixed=True)
-        # only on which side of the threshold it was
-        statistics["score"] = torch.where(tables[-1:] > 0, torch.inf, -torch.inf)
-        return Seen(statistics)
-
-    return FamilyLoops(
-        "gate",
-        5 * size + 4 * channels + 1,
-        size,
-        (given, [rows, channels, fusion.eps, fusion.tau, *flags, *numbers]),
-        ([*gate, weight, gates], [rows, channels, layout.count, fusion.eps, *flags]),
-        (lambda _: Seen()) if source == 0 else seen,
-        score=score,
-    )
-
-
-def _channel(fusion: Channel, layout: Any, slot: Slot) -> FamilyLoops:
-    rows, channels = layout.rows, layout.columns
-    size = rows * channels
-    memory, numbers = _memory(fusion.memory, slot)
-    own = fusion.group_weight
-    of_group = own is not None and own.shape[0] == fusion.groups
-    constant = fusion.given is not None or fusion.rate is not None
-    rest = fusion.groups, fusion.eps, constant, of_group
-    weight, bias, group_weight, group_bias = (slot(p) for p in fusion.parameters)
-    affine = [weight, bias, group_weight, group_bias]
-
-    def seen(tables: Tensor) -> Seen:
-        mean, var = tables[-2 * channels :].view(2, channels)
-        return Seen({"running_mean": mean, "running_var": var}, fixed=True)
-
-    statistics = [*_statistics(fusion, slot), slot(fusion.rate)]
-    return FamilyLoops(
-        "channel",
-        5 * size + 4 * channels,
-        size,
-        ([*affine, *statistics, *memory], [rows, channels, *rest, *numbers]),
-        ([weight, bias, group_weight], [rows, channels, layout.count, *rest]),
-        seen if constant else (lambda _: Seen()),
-    )
-
-
-def _mix(fusion: Mix, layout: Any, slot: Slot) -> FamilyLoops:
-    rows, channels = layout.rows, layout.columns
-    size = rows * channels
-    memory, numbers = _memory(fusion.memory, slot)
-    fixed = fusion.given is not None
-    rest = fusion.eps, fusion.unbias, fusion.mean_weight.shape[0], fixed
-    weight, bias, mean_weight, var_weight = (slot(p) for p in fusion.parameters)
-    given = [weight, bias, mean_weight, var_weight, *_statistics(fusion, slot), *memory]
-
-    def seen(tables: Tensor) -> Seen:
-        mean, var = tables[5 * size : 5 * size + 2 * channels].view(2, channels)
-        return Seen({"running_mean": mean, "running_var": var}, fixed=True)
-
-    return FamilyLoops(
-        "mix",
-        5 * size + 2 * rows + 2 * channels,
-        size,
-        (given, [rows, channels, *rest, *numbers]),
-        ([weight, mean_weight, var_weight], [rows, channels, layout.count, *rest]),
-        seen if fixed else (lambda _: Seen()),
-    )
-
-
-def _traced(fusion: Traced, layout: Any, slot: Slot) -> FamilyLoops:
-    plan = fusion.plan
-    own = [slot(p) for p in fusion.parameters]
-    kept = [slot(b) for b in fusion.statistics.values()]
-
-    def seen(tables: Tensor) -> Seen:
-        return Seen(plan.functions.statistics(tables))
-
-    named = zip(plan.functions.parameters, fusion.parameters, strict=True)
-    return FamilyLoops(
-        "tape",
-        plan.size(),
-        plan.functions.period,
-        ([*own, *kept], plan.forward),
-        (own, plan.backward),
-        seen,
-        unused=[p for name, p in named if name in plan.functions.unused],
-    )
-
-
-FAMILIES: dict[type, Callable[[Any, Any, Slot], FamilyLoops]] = {
-    Pool: _pool,
-    Fixed: _fixed,
-    Gate: _gate,
-    Channel: _channel,
-    Mix: _mix,
-    Traced: _traced,
-}
+    return again
