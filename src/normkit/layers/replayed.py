@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.core.fusion import Fusion, Pixel, Traced
+from normkit.core.fusion import Fusion, Pixel, Squash, Traced
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
 from normkit.engine.cpu.passes import moments
 from normkit.engine.cpu.pixel import written_pixels
+from normkit.engine.cpu.squash import written_squash
 from normkit.engine.cpu.steps import written
 from normkit.engine.dispatch import Path, forced
 from normkit.engine.epilogue import check as check_epilogue
@@ -26,6 +27,7 @@ from normkit.engine.replay.record import (
     step_record,
 )
 
+WRITERS: dict[type, Any] = {Pixel: written_pixels, Squash: written_squash}  # of steps on CPUs
 NO_OPTIONS = ("training", "_seen", "_warned")  # attributes that change no step
 
 
@@ -130,7 +132,7 @@ class Replayed:
             residual = like.copy_(residual)
         y = self._replayed(replays, x, residual, activation)  # x may be a dense copy of what came
         if y is None:
-            write: Any = written_pixels if isinstance(fusion, Pixel) else written
+            write = WRITERS.get(type(fusion), written)
             plan = write(self, x, residual, activation, fusion, self.cells(x))
             if plan is not None:
                 if len(replays) >= PLANS:  # sizes come and go: a plan costs less than a step

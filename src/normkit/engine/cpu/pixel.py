@@ -8,8 +8,9 @@ from torch import Tensor
 
 from normkit.core.fusion import Pixel
 from normkit.engine import plain
+from normkit.engine.cpu.families import NOTHING
 from normkit.engine.cpu.passes import ACTIVATIONS, DTYPES
-from normkit.engine.cpu.steps import FIRST, NOTHING, RESIDUAL, THE_GRADIENT, Program, X
+from normkit.engine.cpu.steps import FIRST, RESIDUAL, THE_GRADIENT, Program, X
 
 TABLES, AGAIN = 2, 3  # slots of the program that makes an output again: see Remake in replay.cpp
 
