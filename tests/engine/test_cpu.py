@@ -30,6 +30,7 @@ LAYERS = {
     "bcn": {"groups": 4},
     "micro": {"groups": 4, "micro": True, "update_rate": 0.1},
     "sn": {},
+    "dyt": {},
     "batch_renorm": {"r_ramp": None, "d_ramp": None},
     "bnet": {"init": "dirac"},
     "ubn": {"affine_init": "dirac"},
@@ -106,7 +107,7 @@ def test_eval_mode_as_by_torch(name):
 
 
 @pytest.mark.parametrize("size", [(), (1,), (3, 1), (97, 101), (2, 3, 2)], ids=str)
-@pytest.mark.parametrize("name", ["bn", "gn", "rbn", "bcn"])
+@pytest.mark.parametrize("name", ["bn", "gn", "rbn", "bcn", "dyt"])
 def test_any_size(name, size):
     """One position, rests of lanes, several blocks of sums, volumes."""
     layer, x = make(name), batch(size=size, n=2)
@@ -119,9 +120,10 @@ def test_any_size(name, size):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16, torch.float64])
-def test_types(dtype, parameters):
+@pytest.mark.parametrize("name", ["gn", "dyt"])
+def test_types(name, dtype, parameters):
     """Statistics and sums are wide, whatever goes in and out."""
-    layer = make("gn").to(parameters)
+    layer = make(name).to(parameters)
     x, grad = batch(dtype=dtype), batch(dtype=dtype)
     (found, node), _ = both(layer, x, grad)
     truth, _ = step(copy.deepcopy(layer).double(), x.double(), grad.double())
@@ -160,7 +162,7 @@ def test_a_backend_that_is_asked_for_is_used():
     assert "NormalizerStep" in step(layer, x, x)[1]
 
 
-@pytest.mark.parametrize("name", ["bn", "rbn", "bcn", "micro", "sn", "batch_renorm", "ubn"])
+@pytest.mark.parametrize("name", ["bn", "rbn", "bcn", "micro", "sn", "dyt", "batch_renorm", "ubn"])
 def test_its_gradient_can_be_differentiated(name):
     layer, given, found = make(name), batch(), []
     for backend in ("auto", "torch"):
@@ -439,3 +441,45 @@ def test_what_is_no_number_stays_in_its_sample(name):
     got, wanted = found[0][1], expected[1]
     assert torch.equal(got.isfinite(), wanted.isfinite())
     assert bool(got[[0, 2, 3]].isfinite().all())
+
+
+def test_a_tanh_is_that_of_doubles():
+    """At every size of values, to two roundings; beyond 9 it is one; what is no number stays so."""
+    size = torch.logspace(-12, 2, 20_001, dtype=torch.float64).float()
+    x = torch.cat([size, -size, torch.tensor([0.0, -0.0, torch.inf, -torch.inf])])
+    layer = nk.DyT(1, alpha_init=1.0)
+    y = layer(x.view(-1, 1)).detach().view(-1)
+    assert "C++" in str(nk.why(layer, x.view(-1, 1)))
+    expected = torch.tanh(x.double())
+    unit = torch.exp2(torch.floor(torch.log2(expected.abs().clamp(min=1e-30)))) * 2.0**-23
+    assert float(((y.double() - expected).abs() / unit).max()) <= 2
+    assert torch.equal(y[-2:], torch.tensor([1.0, -1.0]))
+    assert bool(layer(torch.full((2, 1), torch.nan)).isnan().all())
+
+
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("without", ["weight", "bias", "weight bias"])
+def test_a_tanh_without_its_parameters(without, memory):
+    layer = make("dyt")
+    for name in without.split():
+        setattr(layer, name, None)
+    x = batch(memory, size=(9, 3))
+    (found, node), expected = both(layer, x, torch.randn_like(x), x + 1, "relu")
+    assert "NormalizerStep" in node
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_threads_share_a_tanh():
+    layer, x = make("dyt"), batch(n=8, size=(64, 65))
+    threads = torch.get_num_threads()
+    try:
+        for given in (x, x.to(memory_format=torch.channels_last)):
+            found = []
+            for count in (1, 3):
+                torch.set_num_threads(count)
+                found.append(step(copy.deepcopy(layer), given, given)[0])
+            for one, several in zip(*found, strict=True):
+                torch.testing.assert_close(several, one, rtol=1e-4, atol=1e-4)
+    finally:
+        torch.set_num_threads(threads)

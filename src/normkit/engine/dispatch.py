@@ -248,7 +248,7 @@ def _without_gpu(
     part = isinstance(description, Depthwise)
     if isinstance(description, Depthwise):
         description = description.norm
-    if description is None or isinstance(description, Pixel | Squash):
+    if description is None:
         return Path("cpp", "" if fixed else "no loop makes its coefficients", apart=apart)
     if not isinstance(description, Traced) and has_gaps(description):
         return Path("cpp", "its parameters or statistics have gaps in memory", part, apart)

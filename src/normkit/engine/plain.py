@@ -7,7 +7,7 @@ backward of a backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -134,6 +134,53 @@ def pixels(
     square = apart.square().sum(1, keepdim=True)
     y = apart * torch.rsqrt(square / (x.shape[1] - correction) + eps)
     return epilogue(_scaled(y, weight, bias), residual, act).to(x.dtype)
+
+
+def gradients_of_pixels(
+    inputs: Sequence[Tensor | None],
+    eps: float,
+    correction: int,
+    act: str,
+    needs: Sequence[bool],
+    grad: Tensor,
+    further: bool,
+) -> list[Tensor | None]:
+    """Of x, residual, weight and bias, through the expression, which autograd differentiates: for
+    the backward of a backward."""
+    with torch.enable_grad():
+        x, residual, weight, bias = inputs = aliases(inputs)
+        assert x is not None
+        y = pixels(x, weight, bias, residual, eps, correction, act)
+        back = gradients_of([y], inputs, needs, [grad], further)
+    if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
+        back[1] = grad
+    return back
+
+
+def pixels_again(
+    eps: float, correction: int, act: str, given: tuple[bool, bool]
+) -> Callable[..., list[Tensor | None]]:
+    """The backward of a replayed step of pixels where someone looks into it; ``given`` says whether
+    there is a weight, and a bias."""
+    places = [0, 1, *(2 + i for i, there in enumerate(given) if there)]
+
+    def again(
+        x: Tensor,
+        residual: Tensor | None,
+        parameters: Sequence[Tensor],
+        tables: Tensor,
+        grad: Tensor,
+        needs: Sequence[bool],
+    ) -> list[Tensor | None]:
+        inputs: list[Tensor | None] = [None] * 4
+        wanted = [False] * 4
+        for place, tensor, need in zip(places, (x, residual, *parameters), needs, strict=True):
+            inputs[place], wanted[place] = tensor, need
+        further = torch.is_grad_enabled()
+        back = gradients_of_pixels(inputs, eps, correction, act, wanted, grad, further)
+        return [back[place] for place in places]
+
+    return again
 
 
 def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

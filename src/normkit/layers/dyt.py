@@ -76,6 +76,10 @@ class DyT(Normalizer):
         path = decide(x, self.cells(x), squash, fixed=True)
         if path.name == "fused":
             return self.run(path, x, state, squash, residual, activation)[0]
+        if path.name == "loops":
+            y = self.in_loops(path, x, state, squash, residual, activation)
+            if y is not None:
+                return y
         wide = statistics_dtype(torch.promote_types(x.dtype, self.alpha.dtype))
         y = torch.tanh(self.alpha.to(wide) * x.to(wide)).to(x.dtype)
         return self.finish(y, residual, activation)

@@ -80,6 +80,8 @@ class PN(Normalizer):
         path = decide(x, self.cells(x), description)
         record = self.recorded(path, x, state, description, activation)
         y = normalized_pixels(path, x, description, residual, activation, record)
+        if y is None and path.name == "loops":
+            y = self.in_loops(path, x, state, description, residual, activation)
         if y is not None:
             return y
         if self.weight is None and self.bias is None:

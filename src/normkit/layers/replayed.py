@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.core.fusion import Fusion, Pixel, Traced
+from normkit.core.fusion import Fusion, Pixel, Squash, Traced
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
 from normkit.engine.cpu.passes import moments
+from normkit.engine.cpu.pixel import written_pixels
+from normkit.engine.cpu.squash import written_squash
 from normkit.engine.cpu.steps import written
 from normkit.engine.dispatch import Path, forced
 from normkit.engine.epilogue import check as check_epilogue
@@ -25,6 +27,7 @@ from normkit.engine.replay.record import (
     step_record,
 )
 
+WRITERS: dict[type, Any] = {Pixel: written_pixels, Squash: written_squash}  # of steps on CPUs
 NO_OPTIONS = ("training", "_seen", "_warned")  # attributes that change no step
 
 
@@ -100,7 +103,7 @@ class Replayed:
         if path.name != "loops":
             return path
         fusion = getattr(fusion, "norm", fusion)
-        if isinstance(fusion, Traced):  # whose loops write all statistics
+        if isinstance(fusion, Traced | Pixel):  # whose loops write all statistics there are
             return path
         if fusion.memory is None and self.tracks(state):
             return path._replace(name="cpp", reason="torch updates its running statistics")
@@ -111,7 +114,7 @@ class Replayed:
         path: Path,
         x: Tensor,
         state: LayerState,
-        fusion: Fusion,
+        fusion: Fusion | Pixel,
         residual: Tensor | None,
         activation: str,
     ) -> Any:
@@ -129,7 +132,8 @@ class Replayed:
             residual = like.copy_(residual)
         y = self._replayed(replays, x, residual, activation)  # x may be a dense copy of what came
         if y is None:
-            plan = written(self, x, residual, activation, fusion, self.cells(x))
+            write = WRITERS.get(type(fusion), written)
+            plan = write(self, x, residual, activation, fusion, self.cells(x))
             if plan is not None:
                 if len(replays) >= PLANS:  # sizes come and go: a plan costs less than a step
                     replays = extension_on_cpu().Replays()  # without one

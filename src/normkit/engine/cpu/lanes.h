@@ -23,6 +23,38 @@ template <> inline Lanes<float>::vector load(const bfloat16* x) {
   return (Lanes<float>::vector)(__builtin_convertvector(given, bits) << 16);
 }
 
+template <class T> inline void store(T* to, typename Lanes<wide<T>>::vector x) {
+  std::memcpy(to, &x, sizeof x);
+}
+template <> inline void store(bfloat16* to, Lanes<float>::vector x) {  // rounded as by ``put``
+  typedef uint16_t narrow __attribute__((vector_size(32)));
+  typedef uint32_t bits __attribute__((vector_size(64)));
+  const bits given = (bits)x, nan = bits{} + 0x7fc0;
+  const bits rounded = (given + 0x7fff + ((given >> 16) & 1)) >> 16;
+  const narrow made = __builtin_convertvector(x != x ? nan : rounded, narrow);
+  std::memcpy(to, &made, sizeof made);
+}
+
+// Where there are only n values for the lanes: ``rest`` in the others.
+template <class T>
+inline auto load(const T* x, int64_t n, typename Lanes<wide<T>>::vector rest = typename Lanes<wide<T>>::vector{}) {
+  constexpr int W = Lanes<wide<T>>::width;
+  if (n >= W) return load(x);
+  T given[W] = {};
+  std::memcpy(given, x, n * sizeof(T));
+  auto made = load(given);
+  for (int i = 0; i < W; ++i) made[i] = i < n ? made[i] : rest[i];
+  return made;
+}
+template <class T>
+inline void store(T* to, int64_t n, typename Lanes<wide<T>>::vector x) {
+  constexpr int W = Lanes<wide<T>>::width;
+  if (n >= W) return store(to, x);
+  T made[W];
+  store(made, x);
+  std::memcpy(to, made, n * sizeof(T));
+}
+
 template <class V> inline double total(V lanes, int width) {
   double sum = 0;
   for (int i = 0; i < width; ++i) sum += lanes[i];

@@ -34,14 +34,14 @@ enum Follow { NOTHING, RESIDUAL, RELU, BOTH };
 
 template <Follow F, class A> inline A finished(A y, A residual) {
   if constexpr (F == RESIDUAL || F == BOTH) y += residual;
-  if constexpr (F == RELU || F == BOTH) y = y < 0 ? A(0) : y;
+  if constexpr (F == RELU || F == BOTH) y = y < 0 ? A{} : y;
   return y;
 }
 template <Follow F, class A> inline A before(A g, A x, A a, A b, A c, A residual) {
   if constexpr (F == RELU || F == BOTH) {
     A y = a * (x - c) + b;
     if constexpr (F == BOTH) y += residual;
-    return y <= 0 ? A(0) : g;
+    return y <= 0 ? A{} : g;
   }
   return g;
 }

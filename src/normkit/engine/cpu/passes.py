@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.layout import Batch, Channels, Layout
+from normkit.core.layout import Batch, Channels, Layout, Pixels
 from normkit.core.masks import MaskedCells
 from normkit.core.precision import statistics_dtype
 from normkit.engine.epilogue import AffineMap
@@ -28,7 +28,7 @@ def serves(x: Tensor, layout: Layout) -> str:
         return "it is no plain tensor"
     if x.dtype not in DTYPES:
         return f"its C++ part does not compute in {x.dtype}"
-    if isinstance(layout, MaskedCells) or not isinstance(layout, Batch | Channels):
+    if isinstance(layout, MaskedCells) or not isinstance(layout, Batch | Channels | Pixels):
         return "its C++ part knows no such cells"
     if isinstance(layout, Channels) and layout.strips > 1:
         return "its C++ part knows no strips of channels"
@@ -36,7 +36,11 @@ def serves(x: Tensor, layout: Layout) -> str:
 
 
 def extent(layout: Any) -> tuple[float, ...]:
-    """Rows, channels, positions of a cell, and whether channels run fastest."""
+    """Rows, channels, positions of a cell, and whether channels run fastest. Where cells are
+    pixels, these stand for channels, and channels for positions."""
+    if isinstance(layout, Pixels):
+        last = not (layout.channels_last or layout.columns == 1)
+        return layout.rows, layout.columns, layout.count, last
     last = layout.channels_last or layout.count == 1
     return layout.rows, layout.columns, layout.count, last
 

@@ -18,7 +18,6 @@ where lines of memory start. Offsets are 64-bit, arithmetic is float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -110,8 +109,12 @@ class _Fused(torch.autograd.Function):
         (grad,) = grads
         x, weight, bias, residual, kept = ctx.saved_tensors
         if looked_into_backward(grad):
-            given, further = (x, weight, bias, residual), torch.is_grad_enabled()
-            return *_again(ctx.pixel, ctx.needs_input_grad[:4], grad, given, further), None, None
+            needs, further = ctx.needs_input_grad, torch.is_grad_enabled()
+            inputs, wanted = (x, residual, weight, bias), (needs[0], needs[3], *needs[1:3])
+            dx, dr, dweight, dbias = plain.gradients_of_pixels(
+                inputs, *ctx.pixel[:3], wanted, grad, further
+            )
+            return dx, dweight, dbias, dr, None, None
         pixel, record, recording = ctx.pixel, ctx.record, None
         grad = pixel.layout.aligned(grad)
         if record is not None:
@@ -124,47 +127,13 @@ class _Fused(torch.autograd.Function):
             )
         dr = dr if keep is None else keep
         if recording is not None:
-            record.finish(recording, x, grad, dx, dr, found, _looked_into(pixel))
+            again = plain.pixels_again(*pixel[:3], (weight is not None, bias is not None))
+            record.finish(recording, x, grad, dx, dr, found, again)
             ctx.record = None  # a graph that is kept comes here again
         dweight, dbias = found or (None, None)
         if weight is not None and dweight is not None and dbias is not None:
             dweight, dbias = dweight.to(weight.dtype), dbias.to(weight.dtype)
         return dx, dweight, dbias, dr, None, None
-
-
-def _looked_into(pixel: PixelPass) -> Callable[..., Any]:
-    """The backward of a replayed step where someone looks into it."""
-
-    def again(
-        x: Tensor,
-        residual: Tensor | None,
-        parameters: Sequence[Tensor],
-        kept: Tensor,
-        grad: Tensor,
-        needs: Sequence[bool],
-    ) -> list[Tensor | None]:
-        weight, bias = parameters or (None, None)
-        of_x, of_residual, *learned = needs
-        wanted = of_x, *(learned or (False, False)), of_residual
-        given, further = (x, weight, bias, residual), torch.is_grad_enabled()
-        dx, dweight, dbias, dr = _again(pixel, wanted, grad, given, further)
-        return [dx, dr, *((dweight, dbias) if parameters else ())]
-
-    return again
-
-
-@torch.enable_grad()
-def _again(
-    pixel: PixelPass, needs: Sequence[bool], grad: Tensor, given: Any, further: bool
-) -> list[Tensor | None]:
-    """The backward of a backward: through the plain expression, which autograd differentiates."""
-    given = plain.aliases(given)
-    x, weight, bias, residual = given
-    y = plain.pixels(x, weight, bias, residual, pixel.eps, pixel.correction, pixel.act)
-    back = plain.gradients_of([y], given, needs, [grad], further)
-    if needs[3] and given[3] is None:  # it was not kept, for nothing follows the sum
-        back[3] = grad
-    return back
 
 
 # ---------------------------------------------------------------- launches
