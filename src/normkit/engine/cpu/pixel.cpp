@@ -22,9 +22,20 @@ constexpr int SIDE = 4;          // vectors of a patch side by side;
 constexpr int64_t NARROW = 256;  // one, where they are of pixels that have more channels
 constexpr int64_t SPAN = 128;    // vectors added up before they go into doubles
 
-template <int W> struct InDouble;  // as many lanes
-template <> struct InDouble<8> { typedef double vector __attribute__((vector_size(64))); };
-template <> struct InDouble<16> { typedef double vector __attribute__((vector_size(128))); };
+// The lanes of a vector together, by halves: a sum of each pixel would wait too long for ``total``.
+template <class V, class A = std::decay_t<decltype(V{}[0])>> inline double folded(V x) {
+  typedef A half __attribute__((vector_size(32)));
+  typedef A quarter __attribute__((vector_size(16)));
+  half two[2];
+  std::memcpy(two, &x, sizeof x);
+  two[0] += two[1];
+  quarter four[2];
+  std::memcpy(four, two, sizeof four);
+  four[0] += four[1];
+  double sum = 0;
+  for (size_t i = 0; i < 16 / sizeof(A); ++i) sum += four[0][i];
+  return sum;
+}
 
 template <class Type, bool LAST, int SIDES> struct Patch {
   using T = Type;
@@ -33,17 +44,25 @@ template <class Type, bool LAST, int SIDES> struct Patch {
   static constexpr bool last = LAST;
   static constexpr int U = SIDES, W = Lanes<A>::width;
   static constexpr int PIXELS = LAST ? 1 : W, STEP = LAST ? W : 1;  // pixels, channels of a vector
-  using Doubles = typename InDouble<W>::vector;
+
+  using Sum = double[U * PIXELS];  // of each pixel
 
   int64_t C, stride;     // channels, and in memory from one to the next
   int64_t start, pixel;  // where it begins in memory, and in tables of pixels
   int64_t left;          // pixels of it
+  int64_t size;          // of memory
 
   // the u-th vector of channels from i on; ``rest`` where there are no values
   V of(const T* x, int64_t i, int u, V rest = V{}) const {
-    return load(x + place(i, u), there(i, u), rest);
+    const int64_t at = place(i, u), n = there(i, u);
+    if (n >= W) return load(x + at);
+    return at + W <= size ? first_of(load(x + at), n, rest) : load_some(x + at, n, rest);
   }
-  void put(T* to, int64_t i, int u, V x) const { store(to + place(i, u), there(i, u), x); }
+  void put(T* to, int64_t i, int u, V x) const {
+    const int64_t n = there(i, u);
+    if (n >= W) store(to + place(i, u), x);
+    else store_some(to + place(i, u), n, x);
+  }
   int64_t place(int64_t i, int u) const { return start + (LAST ? u * C + i : i * stride + u * W); }
   int64_t there(int64_t i, int u) const { return LAST ? C - i : left - u * W; }
 
@@ -51,48 +70,42 @@ template <class Type, bool LAST, int SIDES> struct Patch {
     if constexpr (LAST) return load(table + i);
     else return Lanes<A>::all(table[i]);
   }
-  // what the pixels of a vector have for all their channels
-  template <class F> static V laid(const F& of_pixel) {
+  // what the pixels of the u-th vector have for all their channels
+  static V laid(const Sum& table, int u) {
     V made;
-    if constexpr (LAST) made = Lanes<A>::all(A(of_pixel(0)));
-    else for (int l = 0; l < W; ++l) made[l] = A(of_pixel(l));
+    if constexpr (LAST) made = Lanes<A>::all(A(table[u]));
+    else for (int l = 0; l < W; ++l) made[l] = A(table[u * W + l]);
     return made;
   }
-  // and the other way round: a sum of vectors over channels, as that of one pixel
-  static double of_pixel(Doubles sum, int lane) {
-    if constexpr (LAST) return together(sum);
-    else return sum[lane];
-  }
-  static double together(Doubles sum) {
-    double part[W];
-    std::memcpy(part, &sum, sizeof sum);
-    for (int half = W / 2; half; half /= 2)
-      for (int l = 0; l < half; ++l) part[l] += part[l + half];
-    return part[0];
-  }
-
   // sums over channels of what body(i, k, sums) adds for those from i on, the vectors from k on
-  template <int N, class F> void add_up(Doubles (&sums)[N][U], const F& body) const {
+  template <int N, class F> void add_up(Sum (&sums)[N], const F& body) const {
     for (int64_t i = 0, k = 0; i < C;) {
       V here[N][U] = {};
       for (const int64_t stop = std::min(C, i + SPAN * STEP); i < stop; i += STEP, k += U)
         body(i, k, here);
       for (int n = 0; n < N; ++n)
-        for (int u = 0; u < U; ++u) sums[n][u] += __builtin_convertvector(here[n][u], Doubles);
+        for (int u = 0; u < U; ++u)
+          if constexpr (LAST) sums[n][u] += folded(here[n][u]);
+          else for (int l = 0; l < W; ++l) sums[n][u * W + l] += here[n][u][l];
     }
   }
 };
 
-// x̂ = a·(x − c) + b for the pixels of a vector; what of the mean does not fit into c is in b
+// x̂ = a·(x − c) + b for the pixels of a patch; what of the mean does not fit into c is in b
 template <class P> struct Standardizing {
-  typename P::V a, b, c;
-  void lay(const double* mean, const double* inverse) {
-    using A = typename P::A;
-    a = P::laid([&](int l) { return inverse[l]; });
-    b = P::laid([&](int l) { return inverse[l] * (double(A(mean[l])) - mean[l]); });
-    c = P::laid([&](int l) { return mean[l]; });
+  using A = typename P::A;
+  using V = typename P::V;
+  V a[P::U], b[P::U], c[P::U];
+  Standardizing(const typename P::Sum& mean, const typename P::Sum& inverse) {
+    typename P::Sum rest;
+    for (int n = 0; n < P::U * P::PIXELS; ++n) rest[n] = inverse[n] * (double(A(mean[n])) - mean[n]);
+    for (int u = 0; u < P::U; ++u) {
+      a[u] = P::laid(inverse, u);
+      b[u] = P::laid(rest, u);
+      c[u] = P::laid(mean, u);
+    }
   }
-  typename P::V of(typename P::V x) const { return a * (x - c) + b; }
+  V of(V x, int u) const { return a[u] * (x - c[u]) + b[u]; }
 };
 
 // Of a thread: two values of each place of a patch, sums of channels, and γ and β, with zeros
@@ -121,8 +134,7 @@ template <class P> struct Memory {
   void settle(double* of_scale, double* of_shift) {
     auto move = [&](V* sums, double* to) {
       for (int64_t j = 0; j < C; ++j)
-        to[j] += P::last ? double(sums[j / P::W][j % P::W])
-                         : P::together(__builtin_convertvector(sums[j], typename P::Doubles));
+        to[j] += P::last ? double(sums[j / P::W][j % P::W]) : total(sums[j], P::W);
       std::fill_n(sums, rows, V{});
     };
     move(by_scale, of_scale);
@@ -137,24 +149,29 @@ struct Statistics {  // tables of pixels, if they are kept
 
 template <Follow F, class P, class M, class T = typename P::T>
 void map_patch(const P& p, const M& memory, const T* x, const T* r, T* y, const Statistics& s) {
+  using A = typename P::A;
   using V = typename P::V;
   constexpr int U = P::U;
   const double C = double(p.C);
   V* block = memory.first;
   V near[U], center[U];  // equal values have no variance: their distances from one of them are 0
   for (int u = 0; u < U; ++u)
-    near[u] = P::last ? P::laid([&](int) { return up(x[p.place(0, u)]); }) : p.of(x, 0, u);
-  typename P::Doubles apart[1][U] = {}, about[2][U] = {};
+    near[u] = P::last ? Lanes<A>::all(up(x[p.place(0, u)])) : p.of(x, 0, u);
+  typename P::Sum apart[1] = {}, about[2] = {}, mean, inverse;
   p.add_up(apart, [&](int64_t i, int64_t k, auto& sums) {
     for (int u = 0; u < U; ++u) {
       block[k + u] = p.of(x, i, u, near[u]);
       sums[0][u] += block[k + u] - near[u];
     }
   });
+  for (double& each : apart[0]) each /= C;
   for (int u = 0; u < U; ++u) {
-    center[u] = near[u] + P::laid([&](int l) { return P::of_pixel(apart[0][u], l) / C; });
-    if constexpr (P::last)  // behind the last channel
-      for (int64_t j = p.C; j % P::W; ++j) block[j / P::W * U + u][j % P::W] = center[u][0];
+    center[u] = near[u] + P::laid(apart[0], u);
+    for (int l = 0; l < P::PIXELS; ++l) mean[u * P::PIXELS + l] = center[u][l];
+    if (const int64_t more = p.C % P::STEP) {  // channels, in the last vector
+      V& there = block[p.C / P::STEP * U + u];
+      there = first_of(there, more, center[u]);
+    }
   }
   p.add_up(about, [&](int64_t, int64_t k, auto& sums) {
     for (int u = 0; u < U; ++u) {
@@ -163,25 +180,22 @@ void map_patch(const P& p, const M& memory, const T* x, const T* r, T* y, const 
       sums[1][u] += d * d;
     }
   });
-  Standardizing<P> hat[U];
-  for (int u = 0; u < U; ++u) {
-    double mean[P::PIXELS], inverse[P::PIXELS];
-    for (int l = 0; l < P::PIXELS; ++l) {
-      const double rest = P::of_pixel(about[0][u], l) / C;
-      const double inside = P::of_pixel(about[1][u], l) - rest * rest * C;
-      mean[l] = double(center[u][l]) + rest;
-      inverse[l] = 1 / std::sqrt((inside < 0 ? 0 : inside) / s.divisor + s.eps);
-    }
-    hat[u].lay(mean, inverse);
-    const int64_t from = u * P::PIXELS, count = std::min<int64_t>(P::PIXELS, p.left - from);
-    if (s.mean) std::copy_n(mean, count, s.mean + p.pixel + from);
-    if (s.mean) std::copy_n(inverse, count, s.inverse + p.pixel + from);
+  for (int n = 0; n < U * P::PIXELS; ++n) {
+    const double rest = about[0][n] / C, inside = about[1][n] - rest * rest * C;
+    mean[n] += rest;
+    inverse[n] = 1 / std::sqrt((inside < 0 ? 0 : inside) / s.divisor + s.eps);
   }
+  if (s.mean) {
+    const int64_t count = std::min<int64_t>(U * P::PIXELS, p.left);
+    std::copy_n(mean, count, s.mean + p.pixel);
+    std::copy_n(inverse, count, s.inverse + p.pixel);
+  }
+  const Standardizing<P> hat(mean, inverse);
   for (int64_t i = 0, k = 0; i < p.C; i += P::STEP, k += U) {
     const V scale = P::parameter(memory.scale, i), shift = P::parameter(memory.shift, i);
     for (int u = 0; u < U; ++u) {
       const V rest = F == RESIDUAL || F == BOTH ? p.of(r, i, u) : V{};
-      p.put(y, i, u, finished<F>(scale * hat[u].of(block[k + u]) + shift, rest));
+      p.put(y, i, u, finished<F>(scale * hat.of(block[k + u], u) + shift, rest));
     }
   }
 }
@@ -192,20 +206,16 @@ void gradient_patch(const P& p, const M& memory, const T* grad, const T* x, cons
   using V = typename P::V;
   constexpr int U = P::U;
   V *g = memory.first, *hats = memory.second;
-  Standardizing<P> hat[U];
-  for (int u = 0; u < U; ++u) {
-    const int64_t from = u * P::PIXELS, count = std::min<int64_t>(P::PIXELS, p.left - from);
-    double mean[P::PIXELS] = {}, inverse[P::PIXELS] = {};
-    std::copy_n(s.mean + p.pixel + from, count, mean);
-    std::copy_n(s.inverse + p.pixel + from, count, inverse);
-    hat[u].lay(mean, inverse);
-  }
-  typename P::Doubles along[2][U] = {};
+  typename P::Sum mean = {}, inverse = {}, along[2] = {};
+  const int64_t count = std::min<int64_t>(U * P::PIXELS, p.left);
+  std::copy_n(s.mean + p.pixel, count, mean);
+  std::copy_n(s.inverse + p.pixel, count, inverse);
+  const Standardizing<P> hat(mean, inverse);
   p.add_up(along, [&](int64_t i, int64_t k, auto& sums) {
     const V scale = P::parameter(memory.scale, i), shift = P::parameter(memory.shift, i);
     V by_scale{}, by_shift{};
     for (int u = 0; u < U; ++u) {
-      const V at = hat[u].of(p.of(x, i, u, hat[u].c));
+      const V at = hat.of(p.of(x, i, u, hat.c[u]), u);
       const V rest = F == BOTH ? p.of(r, i, u) : V{};
       const V here = before<F>(p.of(grad, i, u), at, scale, shift, V{}, rest);
       if (kept) p.put(kept, i, u, here);
@@ -220,22 +230,24 @@ void gradient_patch(const P& p, const M& memory, const T* grad, const T* x, cons
     memory.by_shift[k / U] += by_shift;
   });
   if (!dx) return;
+  for (double& each : along[0]) each /= double(p.C);
+  for (double& each : along[1]) each /= s.divisor;
   V constant[U], slope[U];
   for (int u = 0; u < U; ++u) {
-    constant[u] = P::laid([&](int l) { return P::of_pixel(along[0][u], l) / double(p.C); });
-    slope[u] = P::laid([&](int l) { return P::of_pixel(along[1][u], l) / s.divisor; });
+    constant[u] = P::laid(along[0], u);
+    slope[u] = P::laid(along[1], u);
   }
   for (int64_t i = 0, k = 0; i < p.C; i += P::STEP, k += U)
     for (int u = 0; u < U; ++u)
-      p.put(dx, i, u, hat[u].a * (g[k + u] - constant[u] - hats[k + u] * slope[u]));
+      p.put(dx, i, u, hat.a[u] * (g[k + u] - constant[u] - hats[k + u] * slope[u]));
 }
 
 // All patches: rows of memory cut into as many pixels, and what is left of a row one by one.
 template <class T, bool LAST> struct Patches {
   using One = Patch<T, LAST, 1>;
-  int64_t C, stride, row, rows, pixels, of_row, count;
+  int64_t C, stride, size, row, rows, pixels, of_row, count;
   explicit Patches(const Shape& s)
-      : C(s.C), stride(s.L), row(LAST ? s.rows * s.L : s.L), rows(LAST ? 1 : s.rows),
+      : C(s.C), stride(s.L), size(s.rows * s.C * s.L), row(LAST ? s.rows * s.L : s.L), rows(LAST ? 1 : s.rows),
         pixels(One::PIXELS * (LAST || C <= NARROW ? SIDE : 1)), of_row((row + pixels - 1) / pixels),
         count(rows * of_row) {}
   template <class F> void each(int64_t begin, int64_t end, const F& body) const {
@@ -243,12 +255,12 @@ template <class T, bool LAST> struct Patches {
       const int64_t at = k / of_row, from = k % of_row * pixels;
       const int64_t left = std::min(pixels, row - from), start = at * C * row + (LAST ? C : 1) * from;
       if (left > (SIDE - 1) * One::PIXELS) {
-        body(Patch<T, LAST, SIDE>{C, stride, start, at * row + from, left});
+        body(Patch<T, LAST, SIDE>{C, stride, start, at * row + from, left, size});
         continue;
       }
       for (int64_t i = 0; i < left; i += One::PIXELS)
         body(One{C, stride, start + (LAST ? C : 1) * i, at * row + from + i,
-                 std::min<int64_t>(One::PIXELS, left - i)});
+                 std::min<int64_t>(One::PIXELS, left - i), size});
     }
   }
 };
