@@ -32,9 +32,8 @@ template <class V, class A = std::decay_t<decltype(V{}[0])>> inline double folde
   quarter four[2];
   std::memcpy(four, two, sizeof four);
   four[0] += four[1];
-  double sum = 0;
-  for (size_t i = 0; i < 16 / sizeof(A); ++i) sum += four[0][i];
-  return sum;
+  if constexpr (sizeof(A) == 8) return four[0][0] + four[0][1];
+  else return (four[0][0] + four[0][2]) + (four[0][1] + four[0][3]);
 }
 
 template <class Type, bool LAST, int SIDES> struct Patch {
@@ -48,9 +47,8 @@ template <class Type, bool LAST, int SIDES> struct Patch {
   using Sum = double[U * PIXELS];  // of each pixel
 
   int64_t C, stride;     // channels, and in memory from one to the next
-  int64_t start, pixel;  // where it begins in memory, and in tables of pixels
+  int64_t start, size;   // where it begins in memory, and how much there is of that
   int64_t left;          // pixels of it
-  int64_t size;          // of memory
 
   // the u-th vector of channels from i on; ``rest`` where there are no values
   V of(const T* x, int64_t i, int u, V rest = V{}) const {
@@ -91,21 +89,65 @@ template <class Type, bool LAST, int SIDES> struct Patch {
   }
 };
 
-// x̂ = a·(x − c) + b for the pixels of a patch; what of the mean does not fit into c is in b
+// Numbers of a step. Parts of a sum are what it is multiplied by: a division takes too long.
+struct Numbers {
+  double of_mean, of_variance, eps;
+  Numbers(Arguments& given, int64_t C) {
+    of_mean = 1 / double(C);
+    of_variance = 1 / (double(C) - given.real());
+    eps = given.real();
+  }
+};
+
+// x̂ = a·(x − c) + b for the pixels of a patch; what of the mean does not fit into c is in b.
 template <class P> struct Standardizing {
   using A = typename P::A;
   using V = typename P::V;
-  V a[P::U], b[P::U], c[P::U];
-  Standardizing(const typename P::Sum& mean, const typename P::Sum& inverse) {
-    typename P::Sum rest;
-    for (int n = 0; n < P::U * P::PIXELS; ++n) rest[n] = inverse[n] * (double(A(mean[n])) - mean[n]);
-    for (int u = 0; u < P::U; ++u) {
+  static constexpr int U = P::U;
+  V a[U], b[U], c[U];
+
+  // reads x into a block of vectors
+  Standardizing(const P& p, const typename P::T* x, V* block, const Numbers& of) {
+    V near[U];  // equal values have no variance: they are no distance from one of them
+    for (int u = 0; u < U; ++u)
+      near[u] = P::last ? Lanes<A>::all(up(x[p.place(0, u)])) : p.of(x, 0, u);
+    typename P::Sum apart[1] = {}, about[2] = {}, mean, inverse;
+    p.add_up(apart, [&](int64_t i, int64_t k, auto& sums) {
+      for (int u = 0; u < U; ++u) {
+        block[k + u] = p.of(x, i, u, near[u]);
+        sums[0][u] += block[k + u] - near[u];
+      }
+    });
+    for (double& each : apart[0]) each *= of.of_mean;
+    for (int u = 0; u < U; ++u) {
+      c[u] = near[u] + P::laid(apart[0], u);
+      for (int l = 0; l < P::PIXELS; ++l) mean[u * P::PIXELS + l] = c[u][l];
+      if (const int64_t more = p.C % P::STEP) {  // channels, in the last vector
+        V& there = block[p.C / P::STEP * U + u];
+        there = first_of(there, more, c[u]);
+      }
+    }
+    p.add_up(about, [&](int64_t, int64_t k, auto& sums) {
+      for (int u = 0; u < U; ++u) {
+        const V d = block[k + u] - c[u];
+        sums[0][u] += d;
+        sums[1][u] += d * d;
+      }
+    });
+    for (int n = 0; n < U * P::PIXELS; ++n) {
+      const double rest = about[0][n] * of.of_mean, inside = about[1][n] - about[0][n] * rest;
+      mean[n] += rest;
+      inverse[n] = 1 / std::sqrt((inside < 0 ? 0 : inside) * of.of_variance + of.eps);
+    }
+    for (int n = int(p.left); n < U * P::PIXELS; ++n) inverse[n] = 0;  // there is no such pixel
+    for (int n = 0; n < U * P::PIXELS; ++n) about[0][n] = inverse[n] * (double(A(mean[n])) - mean[n]);
+    for (int u = 0; u < U; ++u) {
       a[u] = P::laid(inverse, u);
-      b[u] = P::laid(rest, u);
+      b[u] = P::laid(about[0], u);
       c[u] = P::laid(mean, u);
     }
   }
-  V of(V x, int u) const { return a[u] * (x - c[u]) + b[u]; }
+  V hat(V x, int u) const { return a[u] * (x - c[u]) + b[u]; }
 };
 
 // Of a thread: two values of each place of a patch, sums of channels, and γ and β, with zeros
@@ -116,7 +158,7 @@ template <class P> struct Memory {
   int64_t C, rows;  // of vectors
   V *first, *second, *by_scale, *by_shift;
   A *scale, *shift;
-  Memory(int64_t C, Table weight, Table bias) : C(C), rows((C + P::STEP - 1) / P::STEP) {
+  Memory(int64_t C, const double* affine) : C(C), rows((C + P::STEP - 1) / P::STEP) {
     const int64_t places = rows * SIDE, parameters = C / P::W + 1;
     first = lanes_of_thread.take<V>(2 * places + 2 * rows + 2 * parameters);
     second = first + places;
@@ -125,10 +167,8 @@ template <class P> struct Memory {
     std::fill_n(by_scale, 2 * rows + 2 * parameters, V{});
     scale = reinterpret_cast<A*>(by_shift + rows);
     shift = scale + parameters * P::W;
-    for (int64_t j = 0; j < C; ++j) {
-      scale[j] = A(or_one(weight, j));
-      shift[j] = A(or_zero(bias, j));
-    }
+    std::copy_n(affine, C, scale);
+    std::copy_n(affine + C, C, shift);
   }
   // the sums of channels into doubles, and from zero on again
   void settle(double* of_scale, double* of_shift) {
@@ -142,81 +182,34 @@ template <class P> struct Memory {
   }
 };
 
-struct Statistics {  // tables of pixels, if they are kept
-  double *mean, *inverse;
-  double divisor, eps;
-};
-
 template <Follow F, class P, class M, class T = typename P::T>
-void map_patch(const P& p, const M& memory, const T* x, const T* r, T* y, const Statistics& s) {
-  using A = typename P::A;
+void map_patch(const P& p, const M& memory, const T* x, const T* r, T* y,
+               const Numbers& of) {
   using V = typename P::V;
-  constexpr int U = P::U;
-  const double C = double(p.C);
   V* block = memory.first;
-  V near[U], center[U];  // equal values have no variance: their distances from one of them are 0
-  for (int u = 0; u < U; ++u)
-    near[u] = P::last ? Lanes<A>::all(up(x[p.place(0, u)])) : p.of(x, 0, u);
-  typename P::Sum apart[1] = {}, about[2] = {}, mean, inverse;
-  p.add_up(apart, [&](int64_t i, int64_t k, auto& sums) {
-    for (int u = 0; u < U; ++u) {
-      block[k + u] = p.of(x, i, u, near[u]);
-      sums[0][u] += block[k + u] - near[u];
-    }
-  });
-  for (double& each : apart[0]) each /= C;
-  for (int u = 0; u < U; ++u) {
-    center[u] = near[u] + P::laid(apart[0], u);
-    for (int l = 0; l < P::PIXELS; ++l) mean[u * P::PIXELS + l] = center[u][l];
-    if (const int64_t more = p.C % P::STEP) {  // channels, in the last vector
-      V& there = block[p.C / P::STEP * U + u];
-      there = first_of(there, more, center[u]);
-    }
-  }
-  p.add_up(about, [&](int64_t, int64_t k, auto& sums) {
-    for (int u = 0; u < U; ++u) {
-      const V d = block[k + u] - center[u];
-      sums[0][u] += d;
-      sums[1][u] += d * d;
-    }
-  });
-  for (int n = 0; n < U * P::PIXELS; ++n) {
-    const double rest = about[0][n] / C, inside = about[1][n] - rest * rest * C;
-    mean[n] += rest;
-    inverse[n] = 1 / std::sqrt((inside < 0 ? 0 : inside) / s.divisor + s.eps);
-  }
-  if (s.mean) {
-    const int64_t count = std::min<int64_t>(U * P::PIXELS, p.left);
-    std::copy_n(mean, count, s.mean + p.pixel);
-    std::copy_n(inverse, count, s.inverse + p.pixel);
-  }
-  const Standardizing<P> hat(mean, inverse);
-  for (int64_t i = 0, k = 0; i < p.C; i += P::STEP, k += U) {
+  const Standardizing<P> pixels(p, x, block, of);
+  for (int64_t i = 0, k = 0; i < p.C; i += P::STEP, k += P::U) {
     const V scale = P::parameter(memory.scale, i), shift = P::parameter(memory.shift, i);
-    for (int u = 0; u < U; ++u) {
+    for (int u = 0; u < P::U; ++u) {
       const V rest = F == RESIDUAL || F == BOTH ? p.of(r, i, u) : V{};
-      p.put(y, i, u, finished<F>(scale * hat.of(block[k + u], u) + shift, rest));
+      p.put(y, i, u, finished<F>(scale * pixels.hat(block[k + u], u) + shift, rest));
     }
   }
 }
 
 template <Follow F, class P, class M, class T = typename P::T>
 void gradient_patch(const P& p, const M& memory, const T* grad, const T* x, const T* r, T* kept,
-                    T* dx, const Statistics& s) {
+                    T* dx, const Numbers& of) {
   using V = typename P::V;
   constexpr int U = P::U;
   V *g = memory.first, *hats = memory.second;
-  typename P::Sum mean = {}, inverse = {}, along[2] = {};
-  const int64_t count = std::min<int64_t>(U * P::PIXELS, p.left);
-  std::copy_n(s.mean + p.pixel, count, mean);
-  std::copy_n(s.inverse + p.pixel, count, inverse);
-  const Standardizing<P> hat(mean, inverse);
+  const Standardizing<P> pixels(p, x, hats, of);
+  typename P::Sum along[2] = {};
   p.add_up(along, [&](int64_t i, int64_t k, auto& sums) {
     const V scale = P::parameter(memory.scale, i), shift = P::parameter(memory.shift, i);
     V by_scale{}, by_shift{};
     for (int u = 0; u < U; ++u) {
-      const V at = hat.of(p.of(x, i, u, hat.c[u]), u);
-      const V rest = F == BOTH ? p.of(r, i, u) : V{};
+      const V at = pixels.hat(hats[k + u], u), rest = F == BOTH ? p.of(r, i, u) : V{};
       const V here = before<F>(p.of(grad, i, u), at, scale, shift, V{}, rest);
       if (kept) p.put(kept, i, u, here);
       g[k + u] = scale * here;
@@ -230,8 +223,8 @@ void gradient_patch(const P& p, const M& memory, const T* grad, const T* x, cons
     memory.by_shift[k / U] += by_shift;
   });
   if (!dx) return;
-  for (double& each : along[0]) each /= double(p.C);
-  for (double& each : along[1]) each /= s.divisor;
+  for (double& each : along[0]) each *= of.of_mean;
+  for (double& each : along[1]) each *= of.of_variance;
   V constant[U], slope[U];
   for (int u = 0; u < U; ++u) {
     constant[u] = P::laid(along[0], u);
@@ -239,7 +232,7 @@ void gradient_patch(const P& p, const M& memory, const T* grad, const T* x, cons
   }
   for (int64_t i = 0, k = 0; i < p.C; i += P::STEP, k += U)
     for (int u = 0; u < U; ++u)
-      p.put(dx, i, u, hat.a[u] * (g[k + u] - constant[u] - hats[k + u] * slope[u]));
+      p.put(dx, i, u, pixels.a[u] * (g[k + u] - constant[u] - hats[k + u] * slope[u]));
 }
 
 // All patches: rows of memory cut into as many pixels, and what is left of a row one by one.
@@ -255,12 +248,12 @@ template <class T, bool LAST> struct Patches {
       const int64_t at = k / of_row, from = k % of_row * pixels;
       const int64_t left = std::min(pixels, row - from), start = at * C * row + (LAST ? C : 1) * from;
       if (left > (SIDE - 1) * One::PIXELS) {
-        body(Patch<T, LAST, SIDE>{C, stride, start, at * row + from, left, size});
+        body(Patch<T, LAST, SIDE>{C, stride, start, size, left});
         continue;
       }
       for (int64_t i = 0; i < left; i += One::PIXELS)
-        body(One{C, stride, start + (LAST ? C : 1) * i, at * row + from + i,
-                 std::min<int64_t>(One::PIXELS, left - i), size});
+        body(One{C, stride, start + (LAST ? C : 1) * i, size,
+                 std::min<int64_t>(One::PIXELS, left - i)});
     }
   }
 };
@@ -272,20 +265,26 @@ template <class F> void by_format(bool last, const F& body) {
 
 }  // namespace
 
-// tensors: x, residual, y, weight, bias, tables or None: mean and inverse of each pixel, and weight
-// and bias in double, from which y can be made again
+// tensors: weight, bias, table of both (2, C): from x and it y can be made again
+int pixel_affine_kernel(const Call& call) {
+  Arguments given{call};
+  const Table weight = given.table(), bias = given.table();
+  double* table = given.doubles();
+  const int64_t C = given.size();
+  for (int64_t j = 0; j < C; ++j) {
+    table[j] = or_one(weight, j);
+    table[C + j] = or_zero(bias, j);
+  }
+  return 0;
+}
+
+// tensors: x, residual, y, table
 int pixel_map_kernel(const Call& call) {
   Arguments given{call, 3};
   const Shape s(given);
-  const Table weight = given.table(), bias = given.table();
-  double* kept = given.doubles();
-  const int64_t size = s.rows * s.L;
+  const double* affine = given.doubles();
   const bool relu = given.size();
-  const Statistics statistics{kept, kept + size, s.C - given.real(), given.real()};
-  for (int64_t j = 0; kept && j < s.C; ++j) {
-    kept[2 * size + j] = or_one(weight, j);
-    kept[2 * size + s.C + j] = or_zero(bias, j);
-  }
+  const Numbers numbers(given, s.C);
   by_type(call.type[0], [&](auto of) {
     using T = decltype(of);
     auto at = [&](int i) { return static_cast<T*>(call.at[i]); };
@@ -293,9 +292,9 @@ int pixel_map_kernel(const Call& call) {
       const Patches<T, last.value> patches(s);
       by_follow(call.at[1], relu, [&](auto follow) {
         share(call.threads, patches.count, s.C * patches.pixels, [&](int64_t begin, int64_t end) {
-          const Memory<typename decltype(patches)::One> memory(s.C, weight, bias);
+          const Memory<typename decltype(patches)::One> memory(s.C, affine);
           patches.each(begin, end, [&](const auto& patch) {
-            map_patch<follow.value>(patch, memory, at(0), at(1), at(2), statistics);
+            map_patch<follow.value>(patch, memory, at(0), at(1), at(2), numbers);
           });
         });
       });
@@ -304,46 +303,45 @@ int pixel_map_kernel(const Call& call) {
   return 0;
 }
 
-// tensors: grad, x, residual, g or None, dx or None, tables, dweight, dbias
+// tensors: grad, x, residual, g or None, dx or None, table, dweight, dbias
 int pixel_gradient_kernel(const Call& call) {
   Arguments given{call, 5};
   const Shape s(given);
-  double* kept = given.doubles();
+  const double* affine = given.doubles();
   const Table dweight = given.table(), dbias = given.table();
-  const int64_t size = s.rows * s.L;
   const bool relu = given.size();
-  const Statistics statistics{kept, kept + size, s.C - given.real(), 0};
-  const Table weight{kept + 2 * size, DOUBLE}, bias{kept + 2 * size + s.C, DOUBLE};
+  const Numbers numbers(given, s.C);
+  const int64_t C = s.C, values = s.rows * C * s.L;
+  const int64_t wanted = call.threads < 2 || values < 2 * GRAIN ? 1 : 2 * call.threads;
   by_type(call.type[0], [&](auto of) {
     using T = decltype(of);
     auto at = [&](int i) { return static_cast<T*>(call.at[i]); };
     by_format(s.last, [&](auto last) {
       const Patches<T, last.value> patches(s);
-      const bool alone = call.threads < 2 || size * s.C < 2 * GRAIN;
-      const int64_t parts = alone ? 1 : std::min<int64_t>(patches.count, 2 * call.threads);
-      double* sums = parts_of_call.take<double>(2 * parts * s.C);
-      std::fill_n(sums, 2 * parts * s.C, 0.0);
+      const int64_t parts = std::min(patches.count, wanted);
+      double* sums = parts_of_call.take<double>(2 * parts * C);
+      std::fill_n(sums, 2 * parts * C, 0.0);
       by_follow(call.at[2] && relu, relu, [&](auto follow) {
-        share(call.threads, parts, 2 * size * s.C / parts, [&](int64_t begin, int64_t end) {
-          Memory<typename decltype(patches)::One> memory(s.C, weight, bias);
+        share(call.threads, parts, 2 * values / parts, [&](int64_t begin, int64_t end) {
+          Memory<typename decltype(patches)::One> memory(C, affine);
           for (int64_t part = begin; part < end; ++part) {
-            double* own = sums + 2 * part * s.C;
+            double* own = sums + 2 * part * C;
             int64_t added = 0;
             auto body = [&](const auto& patch) {
               gradient_patch<follow.value>(patch, memory, at(0), at(1), at(2), at(3), at(4),
-                                           statistics);
-              if (++added % (SPAN / SIDE) == 0) memory.settle(own, own + s.C);
+                                           numbers);
+              if (++added % (SPAN / SIDE) == 0) memory.settle(own, own + C);
             };
             patches.each(patches.count * part / parts, patches.count * (part + 1) / parts, body);
-            memory.settle(own, own + s.C);
+            memory.settle(own, own + C);
           }
         });
       });
       for (int64_t part = 1; part < parts; ++part)
-        for (int64_t j = 0; j < 2 * s.C; ++j) sums[j] += sums[2 * part * s.C + j];
-      for (int64_t j = 0; j < s.C; ++j) {
+        for (int64_t j = 0; j < 2 * C; ++j) sums[j] += sums[2 * part * C + j];
+      for (int64_t j = 0; j < C; ++j) {
         if (dweight) dweight.set(j, sums[j]);
-        if (dbias) dbias.set(j, sums[s.C + j]);
+        if (dbias) dbias.set(j, sums[C + j]);
       }
     });
   });
