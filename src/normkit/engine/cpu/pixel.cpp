@@ -48,7 +48,7 @@ template <class Type, bool LAST, int SIDES> struct Patch {
 
   int64_t C, stride;     // channels, and in memory from one to the next
   int64_t start, size;   // where it begins in memory, and how much there is of that
-  int64_t left;          // pixels of it
+  int64_t pixel, left;   // its first one, and how many from there on
 
   // the u-th vector of channels from i on; ``rest`` where there are no values
   V of(const T* x, int64_t i, int u, V rest = V{}) const {
@@ -63,6 +63,12 @@ template <class Type, bool LAST, int SIDES> struct Patch {
   }
   int64_t place(int64_t i, int u) const { return start + (LAST ? u * C + i : i * stride + u * W); }
   int64_t there(int64_t i, int u) const { return LAST ? C - i : left - u * W; }
+
+  int64_t pixels() const { return std::min<int64_t>(U * PIXELS, left); }
+  // what the patch after it will read: the machine does not see that coming by itself
+  void fetch_next(const T* x, int64_t i, int u) const {
+    __builtin_prefetch(x + place(i, u) + (LAST ? U * C : U * W));
+  }
 
   static V parameter(const A* table, int64_t i) {
     if constexpr (LAST) return load(table + i);
@@ -89,65 +95,71 @@ template <class Type, bool LAST, int SIDES> struct Patch {
   }
 };
 
-// Numbers of a step. Parts of a sum are what it is multiplied by: a division takes too long.
-struct Numbers {
-  double of_mean, of_variance, eps;
-  Numbers(Arguments& given, int64_t C) {
-    of_mean = 1 / double(C);
-    of_variance = 1 / (double(C) - given.real());
-    eps = given.real();
-  }
+// What a step knows: numbers, and a table that its forward leaves: γ and β of each channel, mean and
+// 1 / deviation of each pixel.
+struct Step {
+  double of_mean, of_variance, eps;  // parts of a sum over channels: a division takes too long
+  double *affine, *mean, *inverse;
+  Step(Arguments& given, const Shape& s)
+      : of_mean(1 / double(s.C)), of_variance(1 / (double(s.C) - given.real())), eps(given.real()),
+        affine(given.doubles()), mean(affine + 2 * s.C), inverse(mean + s.rows * s.L) {}
 };
+
+// Mean and 1 / deviation of the pixels of a patch, which is read into a block of vectors.
+template <class P>
+void find(const P& p, const typename P::T* x, typename P::V* block, const Step& step,
+          typename P::Sum& mean, typename P::Sum& inverse) {
+  using V = typename P::V;
+  constexpr int U = P::U;
+  V center[U];  // at first one of the values: equal ones have no variance
+  for (int u = 0; u < U; ++u)
+    center[u] = P::last ? Lanes<typename P::A>::all(up(x[p.place(0, u)])) : p.of(x, 0, u);
+  typename P::Sum apart[1] = {}, about[2] = {};
+  p.add_up(apart, [&](int64_t i, int64_t k, auto& sums) {
+    for (int u = 0; u < U; ++u) {
+      block[k + u] = p.of(x, i, u, center[u]);
+      sums[0][u] += block[k + u] - center[u];
+    }
+  });
+  for (double& each : apart[0]) each *= step.of_mean;
+  for (int u = 0; u < U; ++u) {
+    center[u] += P::laid(apart[0], u);
+    for (int l = 0; l < P::PIXELS; ++l) mean[u * P::PIXELS + l] = center[u][l];
+    if (const int64_t more = p.C % P::STEP) {  // channels, in the last vector
+      V& there = block[p.C / P::STEP * U + u];
+      there = first_of(there, more, center[u]);
+    }
+  }
+  p.add_up(about, [&](int64_t, int64_t k, auto& sums) {
+    for (int u = 0; u < U; ++u) {
+      const V d = block[k + u] - center[u];
+      sums[0][u] += d;
+      sums[1][u] += d * d;
+    }
+  });
+  for (int n = 0; n < U * P::PIXELS; ++n) {
+    const double rest = about[0][n] * step.of_mean, inside = about[1][n] - about[0][n] * rest;
+    mean[n] += rest;
+    inverse[n] = 1 / std::sqrt((inside < 0 ? 0 : inside) * step.of_variance + step.eps);
+  }
+}
 
 // x̂ = a·(x − c) + b for the pixels of a patch; what of the mean does not fit into c is in b.
 template <class P> struct Standardizing {
   using A = typename P::A;
   using V = typename P::V;
-  static constexpr int U = P::U;
-  V a[U], b[U], c[U];
-
-  // reads x into a block of vectors
-  Standardizing(const P& p, const typename P::T* x, V* block, const Numbers& of) {
-    V near[U];  // equal values have no variance: they are no distance from one of them
-    for (int u = 0; u < U; ++u)
-      near[u] = P::last ? Lanes<A>::all(up(x[p.place(0, u)])) : p.of(x, 0, u);
-    typename P::Sum apart[1] = {}, about[2] = {}, mean, inverse;
-    p.add_up(apart, [&](int64_t i, int64_t k, auto& sums) {
-      for (int u = 0; u < U; ++u) {
-        block[k + u] = p.of(x, i, u, near[u]);
-        sums[0][u] += block[k + u] - near[u];
-      }
-    });
-    for (double& each : apart[0]) each *= of.of_mean;
-    for (int u = 0; u < U; ++u) {
-      c[u] = near[u] + P::laid(apart[0], u);
-      for (int l = 0; l < P::PIXELS; ++l) mean[u * P::PIXELS + l] = c[u][l];
-      if (const int64_t more = p.C % P::STEP) {  // channels, in the last vector
-        V& there = block[p.C / P::STEP * U + u];
-        there = first_of(there, more, c[u]);
-      }
-    }
-    p.add_up(about, [&](int64_t, int64_t k, auto& sums) {
-      for (int u = 0; u < U; ++u) {
-        const V d = block[k + u] - c[u];
-        sums[0][u] += d;
-        sums[1][u] += d * d;
-      }
-    });
-    for (int n = 0; n < U * P::PIXELS; ++n) {
-      const double rest = about[0][n] * of.of_mean, inside = about[1][n] - about[0][n] * rest;
-      mean[n] += rest;
-      inverse[n] = 1 / std::sqrt((inside < 0 ? 0 : inside) * of.of_variance + of.eps);
-    }
-    for (int n = int(p.left); n < U * P::PIXELS; ++n) inverse[n] = 0;  // there is no such pixel
-    for (int n = 0; n < U * P::PIXELS; ++n) about[0][n] = inverse[n] * (double(A(mean[n])) - mean[n]);
-    for (int u = 0; u < U; ++u) {
+  V a[P::U], b[P::U], c[P::U];
+  Standardizing(const typename P::Sum& mean, const typename P::Sum& inverse) {
+    typename P::Sum rest;
+    for (int n = 0; n < P::U * P::PIXELS; ++n)
+      rest[n] = inverse[n] * (double(A(mean[n])) - mean[n]);
+    for (int u = 0; u < P::U; ++u) {
       a[u] = P::laid(inverse, u);
-      b[u] = P::laid(about[0], u);
+      b[u] = P::laid(rest, u);
       c[u] = P::laid(mean, u);
     }
   }
-  V hat(V x, int u) const { return a[u] * (x - c[u]) + b[u]; }
+  V of(V x, int u) const { return a[u] * (x - c[u]) + b[u]; }
 };
 
 // Of a thread: two values of each place of a patch, sums of channels, and γ and β, with zeros
@@ -183,33 +195,39 @@ template <class P> struct Memory {
 };
 
 template <Follow F, class P, class M, class T = typename P::T>
-void map_patch(const P& p, const M& memory, const T* x, const T* r, T* y,
-               const Numbers& of) {
+void map_patch(const P& p, const M& memory, const T* x, const T* r, T* y, const Step& step) {
   using V = typename P::V;
-  V* block = memory.first;
-  const Standardizing<P> pixels(p, x, block, of);
+  typename P::Sum mean, inverse;
+  find(p, x, memory.first, step, mean, inverse);
+  std::copy_n(mean, p.pixels(), step.mean + p.pixel);
+  std::copy_n(inverse, p.pixels(), step.inverse + p.pixel);
+  const Standardizing<P> hat(mean, inverse);
   for (int64_t i = 0, k = 0; i < p.C; i += P::STEP, k += P::U) {
     const V scale = P::parameter(memory.scale, i), shift = P::parameter(memory.shift, i);
     for (int u = 0; u < P::U; ++u) {
       const V rest = F == RESIDUAL || F == BOTH ? p.of(r, i, u) : V{};
-      p.put(y, i, u, finished<F>(scale * pixels.hat(block[k + u], u) + shift, rest));
+      p.put(y, i, u, finished<F>(scale * hat.of(memory.first[k + u], u) + shift, rest));
     }
   }
 }
 
 template <Follow F, class P, class M, class T = typename P::T>
 void gradient_patch(const P& p, const M& memory, const T* grad, const T* x, const T* r, T* kept,
-                    T* dx, const Numbers& of) {
+                    T* dx, const Step& step) {
   using V = typename P::V;
   constexpr int U = P::U;
   V *g = memory.first, *hats = memory.second;
-  const Standardizing<P> pixels(p, x, hats, of);
-  typename P::Sum along[2] = {};
+  typename P::Sum mean = {}, inverse = {}, along[2] = {};  // 0 where there are no pixels
+  std::copy_n(step.mean + p.pixel, p.pixels(), mean);
+  std::copy_n(step.inverse + p.pixel, p.pixels(), inverse);
+  const Standardizing<P> hat(mean, inverse);
   p.add_up(along, [&](int64_t i, int64_t k, auto& sums) {
     const V scale = P::parameter(memory.scale, i), shift = P::parameter(memory.shift, i);
     V by_scale{}, by_shift{};
     for (int u = 0; u < U; ++u) {
-      const V at = pixels.hat(hats[k + u], u), rest = F == BOTH ? p.of(r, i, u) : V{};
+      p.fetch_next(x, i, u);
+      p.fetch_next(grad, i, u);
+      const V at = hat.of(p.of(x, i, u, hat.c[u]), u), rest = F == BOTH ? p.of(r, i, u) : V{};
       const V here = before<F>(p.of(grad, i, u), at, scale, shift, V{}, rest);
       if (kept) p.put(kept, i, u, here);
       g[k + u] = scale * here;
@@ -223,8 +241,8 @@ void gradient_patch(const P& p, const M& memory, const T* grad, const T* x, cons
     memory.by_shift[k / U] += by_shift;
   });
   if (!dx) return;
-  for (double& each : along[0]) each *= of.of_mean;
-  for (double& each : along[1]) each *= of.of_variance;
+  for (double& each : along[0]) each *= step.of_mean;
+  for (double& each : along[1]) each *= step.of_variance;
   V constant[U], slope[U];
   for (int u = 0; u < U; ++u) {
     constant[u] = P::laid(along[0], u);
@@ -232,7 +250,7 @@ void gradient_patch(const P& p, const M& memory, const T* grad, const T* x, cons
   }
   for (int64_t i = 0, k = 0; i < p.C; i += P::STEP, k += U)
     for (int u = 0; u < U; ++u)
-      p.put(dx, i, u, pixels.a[u] * (g[k + u] - constant[u] - hats[k + u] * slope[u]));
+      p.put(dx, i, u, hat.a[u] * (g[k + u] - constant[u] - hats[k + u] * slope[u]));
 }
 
 // All patches: rows of memory cut into as many pixels, and what is left of a row one by one.
@@ -248,11 +266,11 @@ template <class T, bool LAST> struct Patches {
       const int64_t at = k / of_row, from = k % of_row * pixels;
       const int64_t left = std::min(pixels, row - from), start = at * C * row + (LAST ? C : 1) * from;
       if (left > (SIDE - 1) * One::PIXELS) {
-        body(Patch<T, LAST, SIDE>{C, stride, start, size, left});
+        body(Patch<T, LAST, SIDE>{C, stride, start, size, at * row + from, left});
         continue;
       }
       for (int64_t i = 0; i < left; i += One::PIXELS)
-        body(One{C, stride, start + (LAST ? C : 1) * i, size,
+        body(One{C, stride, start + (LAST ? C : 1) * i, size, at * row + from + i,
                  std::min<int64_t>(One::PIXELS, left - i)});
     }
   }
@@ -265,7 +283,7 @@ template <class F> void by_format(bool last, const F& body) {
 
 }  // namespace
 
-// tensors: weight, bias, table of both (2, C): from x and it y can be made again
+// tensors: weight, bias, table: so that y can be made again of x, a residual and the table
 int pixel_affine_kernel(const Call& call) {
   Arguments given{call};
   const Table weight = given.table(), bias = given.table();
@@ -282,9 +300,8 @@ int pixel_affine_kernel(const Call& call) {
 int pixel_map_kernel(const Call& call) {
   Arguments given{call, 3};
   const Shape s(given);
-  const double* affine = given.doubles();
   const bool relu = given.size();
-  const Numbers numbers(given, s.C);
+  const Step step(given, s);
   by_type(call.type[0], [&](auto of) {
     using T = decltype(of);
     auto at = [&](int i) { return static_cast<T*>(call.at[i]); };
@@ -292,9 +309,9 @@ int pixel_map_kernel(const Call& call) {
       const Patches<T, last.value> patches(s);
       by_follow(call.at[1], relu, [&](auto follow) {
         share(call.threads, patches.count, s.C * patches.pixels, [&](int64_t begin, int64_t end) {
-          const Memory<typename decltype(patches)::One> memory(s.C, affine);
+          const Memory<typename decltype(patches)::One> memory(s.C, step.affine);
           patches.each(begin, end, [&](const auto& patch) {
-            map_patch<follow.value>(patch, memory, at(0), at(1), at(2), numbers);
+            map_patch<follow.value>(patch, memory, at(0), at(1), at(2), step);
           });
         });
       });
@@ -307,10 +324,9 @@ int pixel_map_kernel(const Call& call) {
 int pixel_gradient_kernel(const Call& call) {
   Arguments given{call, 5};
   const Shape s(given);
-  const double* affine = given.doubles();
-  const Table dweight = given.table(), dbias = given.table();
   const bool relu = given.size();
-  const Numbers numbers(given, s.C);
+  const Step step(given, s);
+  const Table dweight = given.table(), dbias = given.table();
   const int64_t C = s.C, values = s.rows * C * s.L;
   const int64_t wanted = call.threads < 2 || values < 2 * GRAIN ? 1 : 2 * call.threads;
   by_type(call.type[0], [&](auto of) {
@@ -323,13 +339,13 @@ int pixel_gradient_kernel(const Call& call) {
       std::fill_n(sums, 2 * parts * C, 0.0);
       by_follow(call.at[2] && relu, relu, [&](auto follow) {
         share(call.threads, parts, 2 * values / parts, [&](int64_t begin, int64_t end) {
-          Memory<typename decltype(patches)::One> memory(C, affine);
+          Memory<typename decltype(patches)::One> memory(C, step.affine);
           for (int64_t part = begin; part < end; ++part) {
             double* own = sums + 2 * part * C;
             int64_t added = 0;
             auto body = [&](const auto& patch) {
               gradient_patch<follow.value>(patch, memory, at(0), at(1), at(2), at(3), at(4),
-                                           numbers);
+                                           step);
               if (++added % (SPAN / SIDE) == 0) memory.settle(own, own + C);
             };
             patches.each(patches.count * part / parts, patches.count * (part + 1) / parts, body);

@@ -33,7 +33,7 @@ def written_pixels(
     weight, bias = (place.get(id(p), NOTHING) for p in (pixel.weight, pixel.bias))
 
     forward = Program(FIRST + len(own))
-    y, table = forward.like_x(), forward.table(2 * channels)
+    y, table = forward.like_x(), forward.table(2 * channels + 2 * samples * pixels)
     forward.call("pixel_affine", [weight, bias, table], [channels])
     forward.call("pixel_map", [X, RESIDUAL, y, table], numbers)
 
