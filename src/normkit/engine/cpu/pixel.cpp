@@ -43,12 +43,11 @@ template <class Type, bool LAST, int SIDES> struct Patch {
   static constexpr bool last = LAST;
   static constexpr int U = SIDES, W = Lanes<A>::width;
   static constexpr int PIXELS = LAST ? 1 : W, STEP = LAST ? W : 1;  // pixels, channels of a vector
-
   using Sum = double[U * PIXELS];  // of each pixel
 
-  int64_t C, stride;     // channels, and in memory from one to the next
-  int64_t start, size;   // where it begins in memory, and how much there is of that
-  int64_t pixel, left;   // its first one, and how many from there on
+  int64_t C, stride;    // channels, and in memory from one to the next
+  int64_t start, size;  // where it begins in memory, and how much there is of that
+  int64_t pixel, left;  // its first one, and how many from there on
 
   // the u-th vector of channels from i on; ``rest`` where there are no values
   V of(const T* x, int64_t i, int u, V rest = V{}) const {

@@ -24,16 +24,16 @@ def written_pixels(
     own = {names.get(id(p)): p for p in given}
     if None in own or len(own) < len(given):
         return None
-    samples, channels, pixels = x.shape[0], x.shape[1], layout.positions
+    samples, channels, positions = x.shape[0], x.shape[1], layout.positions
     if not all(p.numel() == channels and p.dtype in DTYPES for p in given):
         return None
-    last = layout.channels_last or pixels == 1
-    numbers = [samples, channels, pixels, last, ACTIVATIONS[activation], pixel.correction, pixel.eps]
+    last, relu = layout.channels_last or positions == 1, ACTIVATIONS[activation]
+    numbers = [samples, channels, positions, last, relu, pixel.correction, pixel.eps]
     place = {id(p): FIRST + i for i, p in enumerate(given)}
     weight, bias = (place.get(id(p), NOTHING) for p in (pixel.weight, pixel.bias))
 
     forward = Program(FIRST + len(own))
-    y, table = forward.like_x(), forward.table(2 * channels + 2 * samples * pixels)
+    y, table = forward.like_x(), forward.table(2 * channels + 2 * samples * positions)
     forward.call("pixel_affine", [weight, bias, table], [channels])
     forward.call("pixel_map", [X, RESIDUAL, y, table], numbers)
 
