@@ -168,12 +168,14 @@ def test_means_far_from_zero(last):
 
 
 @BOTH
-def test_equal_channels_have_no_variance(last):
-    for value in (0.1, 1000.3):
-        x = tensor((2, 37, 3, 3), last).fill_(value).requires_grad_()
-        y = nk.PN(37, eps=1e-30)(x)
-        assert "NormalizerStep" in y.grad_fn.name()
-        assert torch.equal(y, torch.zeros_like(y))
+@pytest.mark.parametrize("channels", [37, 49, 300, 999])
+def test_equal_channels_have_no_variance(channels, last):
+    """None at all: without eps nothing is left to divide by, and with one nothing to divide."""
+    value = 1e3 * torch.rand(2, 1, 3, 7)
+    x = value + torch.zeros_like(tensor((2, channels, 3, 7), last))
+    for eps, wanted in ((0.0, torch.nan), (1e-30, 0.0)):
+        y = nk.PN(channels, eps=eps)(x)
+        torch.testing.assert_close(y, torch.full_like(y, wanted), rtol=0, atol=0, equal_nan=True)
 
 
 @BOTH

@@ -1,7 +1,8 @@
 // How a loop for a CPU is called: by name, with addresses, their types, and numbers.
 //
 // moments, map, sums and input_gradient are the four passes over activations; pool, fixed, gate,
-// channel and mix the coefficients of each family, and condensation a part of gate's. What they
+// channel and mix the coefficients of each family, and condensation a part of gate's; pixel is a
+// family of its own, map and gradient in one. What they
 // share: values (types of activations), tables (arguments), lanes and columns (sums along memory,
 // and across it), maps, pooling, memory (running statistics), threads.
 //
