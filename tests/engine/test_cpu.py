@@ -34,6 +34,7 @@ LAYERS = {
     "batch_renorm": {"r_ramp": None, "d_ramp": None},
     "bnet": {"init": "dirac"},
     "ubn": {"affine_init": "dirac"},
+    "pn": {},
     "rms": {},  # from here on by their own coefficients, written down
     "dn": {"start": "gn", "groups": 4},
     "gbgn": {"groups": 4},

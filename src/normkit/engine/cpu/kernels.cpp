@@ -9,8 +9,8 @@
   EACH(pool_map) EACH(pool_gradient) EACH(fixed_map) EACH(fixed_gradient)         \
   EACH(gate_map) EACH(gate_gradient) EACH(score)                                  \
   EACH(channel_map) EACH(channel_gradient) EACH(mix_map) EACH(mix_gradient)       \
-  EACH(tape_map) EACH(tape_gradient) EACH(pixel_map) EACH(pixel_gradient)     \
-  EACH(squash_map) EACH(squash_gradient)
+  EACH(tape_map) EACH(tape_gradient) EACH(squash_map) EACH(squash_gradient)       \
+  EACH(pixel_affine) EACH(pixel_map) EACH(pixel_gradient)
 
 namespace normkit {
 

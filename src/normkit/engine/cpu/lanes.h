@@ -35,24 +35,26 @@ template <> inline void store(bfloat16* to, Lanes<float>::vector x) {  // rounde
   std::memcpy(to, &made, sizeof made);
 }
 
-// Where there are only n values for the lanes: ``rest`` in the others.
-template <class T>
-inline auto load(const T* x, int64_t n, typename Lanes<wide<T>>::vector rest = typename Lanes<wide<T>>::vector{}) {
-  constexpr int W = Lanes<wide<T>>::width;
-  if (n >= W) return load(x);
-  T given[W] = {};
-  std::memcpy(given, x, n * sizeof(T));
-  auto made = load(given);
-  for (int i = 0; i < W; ++i) made[i] = i < n ? made[i] : rest[i];
-  return made;
+// Where there are only n values for the lanes; apart, for most vectors are full.
+template <class T> inline void copy(T* to, const T* from, int64_t n) {
+  for (; n >= 4; n -= 4, to += 4, from += 4) std::memcpy(to, from, 4 * sizeof(T));
+  for (; n > 0; --n) *to++ = *from++;
 }
-template <class T>
-inline void store(T* to, int64_t n, typename Lanes<wide<T>>::vector x) {
-  constexpr int W = Lanes<wide<T>>::width;
-  if (n >= W) return store(to, x);
-  T made[W];
+template <class V> inline V first_of(V x, int n, V rest) {
+  auto lane = x < x;
+  for (size_t i = 0; i < sizeof x / sizeof x[0]; ++i) lane[i] = i;
+  return lane < n ? x : rest;
+}
+template <class T, class V> __attribute__((noinline)) V load_some(const T* x, int64_t n, V rest) {
+  T given[64 / sizeof(wide<T>)];
+  store(given, rest);
+  copy(given, x, n);
+  return load(given);
+}
+template <class T, class V> __attribute__((noinline)) void store_some(T* to, int64_t n, V x) {
+  T made[64 / sizeof(wide<T>)];
   store(made, x);
-  std::memcpy(to, made, n * sizeof(T));
+  copy(to, made, n);
 }
 
 template <class V> inline double total(V lanes, int width) {

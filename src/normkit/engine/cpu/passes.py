@@ -38,10 +38,9 @@ def serves(x: Tensor, layout: Layout) -> str:
 def extent(layout: Any) -> tuple[float, ...]:
     """Rows, channels, positions of a cell, and whether channels run fastest. Where cells are
     pixels, these stand for channels, and channels for positions."""
+    last = layout.channels_last or layout.count == 1
     if isinstance(layout, Pixels):
         last = not (layout.channels_last or layout.columns == 1)
-        return layout.rows, layout.columns, layout.count, last
-    last = layout.channels_last or layout.count == 1
     return layout.rows, layout.columns, layout.count, last
 
 

@@ -12,8 +12,6 @@ from normkit.engine.cpu.families import NOTHING
 from normkit.engine.cpu.passes import ACTIVATIONS, DTYPES
 from normkit.engine.cpu.steps import FIRST, RESIDUAL, THE_GRADIENT, Program, X
 
-TABLES, AGAIN = 2, 3  # slots of the program that makes an output again: see Remake in replay.cpp
-
 
 def written_pixels(
     layer: Any, x: Tensor, residual: Tensor | None, activation: str, pixel: Pixel, layout: Any
@@ -27,24 +25,20 @@ def written_pixels(
     own = {names.get(id(p)): p for p in given}
     if None in own or len(own) < len(given):
         return None
-    samples, channels, pixels = x.shape[0], x.shape[1], layout.positions
+    samples, channels, positions = x.shape[0], x.shape[1], layout.positions
     if not all(p.numel() == channels and p.dtype in DTYPES for p in given):
         return None
-    size = samples * pixels
-    last = layout.channels_last or pixels == 1
-    numbers = [samples, channels, pixels, last, ACTIVATIONS[activation], pixel.correction]
+    last, relu = layout.channels_last or positions == 1, ACTIVATIONS[activation]
+    numbers = [samples, channels, positions, last, relu, pixel.correction, pixel.eps]
     place = {id(p): FIRST + i for i, p in enumerate(given)}
     weight, bias = (place.get(id(p), NOTHING) for p in (pixel.weight, pixel.bias))
 
     forward = Program(FIRST + len(own))
-    y, tables = forward.like_x(), forward.table(2 * size + 2 * channels)
-    slots = [X, RESIDUAL, y, weight, bias, tables]
-    forward.call("pixel_map", slots, [*numbers, pixel.eps])
-    remake = Program(AGAIN + 1)
-    kept = [(TABLES, 2 * size), (TABLES, 2 * size + channels)]
-    remake.call("pixel_map", [X, RESIDUAL, AGAIN, *kept, NOTHING], [*numbers, pixel.eps])
+    y, table = forward.like_x(), forward.table(2 * channels + 2 * samples * positions)
+    forward.call("pixel_affine", [weight, bias, table], [channels])
+    forward.call("pixel_map", [X, RESIDUAL, y, table], numbers)
 
-    tables_again, grad = FIRST + len(own), FIRST + len(own) + 1
+    table_again, grad = FIRST + len(own), FIRST + len(own) + 1
     backward = Program(grad + 1)
     needs_residual = residual is not None and residual.requires_grad
     before = backward.like_x() if needs_residual and activation != "none" else NOTHING
@@ -53,7 +47,7 @@ def written_pixels(
         NOTHING if p is None else backward.table(channels, p.dtype)
         for p in (pixel.weight, pixel.bias)
     ]
-    slots = [grad, X, RESIDUAL, before, dx, tables_again, *found]
+    slots = [grad, X, RESIDUAL, before, dx, table_again, *found]
     backward.call("pixel_gradient", slots, numbers)
     there = pixel.weight is not None, pixel.bias is not None
     return {
@@ -66,10 +60,9 @@ def written_pixels(
         "needs_residual": needs_residual,
         "residual": None if residual is None else residual.new_empty(0),
         "forward": forward.given(),
-        "remake": remake.given(),
         "backward": backward.given(),
         "y": y,
-        "tables": tables,
+        "tables": table,
         "keeps_y": False,
         "dx": dx,
         "dresidual": THE_GRADIENT if needs_residual and before == NOTHING else before,

@@ -111,8 +111,9 @@ class _Fused(torch.autograd.Function):
         if looked_into_backward(grad):
             needs, further = ctx.needs_input_grad, torch.is_grad_enabled()
             inputs, wanted = (x, residual, weight, bias), (needs[0], needs[3], *needs[1:3])
+            eps, correction, act, _ = ctx.pixel
             dx, dr, dweight, dbias = plain.gradients_of_pixels(
-                inputs, *ctx.pixel[:3], wanted, grad, further
+                inputs, eps, correction, act, wanted, grad, further
             )
             return dx, dweight, dbias, dr, None, None
         pixel, record, recording = ctx.pixel, ctx.record, None
@@ -127,7 +128,8 @@ class _Fused(torch.autograd.Function):
             )
         dr = dr if keep is None else keep
         if recording is not None:
-            again = plain.pixels_again(*pixel[:3], (weight is not None, bias is not None))
+            there = weight is not None, bias is not None
+            again = plain.pixels_again(pixel.eps, pixel.correction, pixel.act, there)
             record.finish(recording, x, grad, dx, dr, found, again)
             ctx.record = None  # a graph that is kept comes here again
         dweight, dbias = found or (None, None)

@@ -35,7 +35,7 @@ FOLDER = Path(__file__).parent
 LOOPS = FOLDER.parent / "cpu"
 SOURCES = FOLDER / "replay.cpp", *sorted(LOOPS.glob("*.cpp"))
 HEADERS = sorted(LOOPS.glob("*.h"))
-FLAGS = "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-std=c++20", "-w"
+FLAGS = "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-std=c++20", "-w", "-fno-math-errno"
 INSTRUCTIONS = {  # of the machine, as torch tells them
     "AVX2": ("-mavx2", "-mfma"),
     "AVX512": ("-mavx2", "-mfma", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl"))),
