@@ -17,6 +17,7 @@ from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import FixedMap, TrainedBN
 from normkit.engine.activations import BY_RESULT
+from normkit.engine.cpu.passes import ACTIVATIONS as IN_LOOPS
 from normkit.engine.dispatch import Path, decide
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed_by
@@ -110,8 +111,10 @@ class BNET(BatchNormalizer):
         x = dense(x)
         both = self.description(x, state)
         path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
-        if path.name == "fused" and not path.part:
-            return fused_convolution(self, path, x, both, state, residual, activation)
+        whole = with_convolution(self, path, x, both, state, residual, activation)
+        if whole is not None:
+            return whole
+        path = path._replace(part=both is not None)
         y, _ = self.run(path, x, state, None if both is None else both.norm)
         return epilogue(depthwise(y, self.weight, self.bias), residual, activation)
 
@@ -169,18 +172,25 @@ class BNET(BatchNormalizer):
         return super().affine_at_start()
 
 
-def fused_convolution(
+def with_convolution(
     layer: BatchNormalizer,
     path: Path,
     x: Tensor,
-    both: Depthwise,
+    both: Depthwise | None,
     state: LayerState,
     residual: Tensor | None,
     activation: str,
-) -> Tensor:
-    """Norm, convolution and what follows, by kernels that do it all where they can."""
-    inside = layer.maps_epilogue(activation)
+) -> Tensor | None:
+    """Norm, convolution and what follows, by kernels or loops that do it all where they can; None
+    where the norm is for itself."""
+    path = layer.with_loops(path, state, both)
+    if both is None or path.part or path.name not in ("fused", "loops"):
+        return None
+    inside = activation in IN_LOOPS if path.name == "loops" else layer.maps_epilogue(activation)
     within: tuple[Tensor | None, str] = (residual, activation) if inside else (None, "none")
+    if path.name == "loops":
+        made: Tensor | None = layer.in_loops(path, x, state, both, *within)
+        return made if inside or made is None else followed_by(made, residual, activation)
     record = layer.recorded(path, x, state, both.norm, within[1])
     y, tables, begin = normalized_depthwise(
         x, both, *within, layer.cells, layer.repetition(state), record

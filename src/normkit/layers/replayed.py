@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit.core.fusion import Fixed, Fusion, Pixel, Traced
+from normkit.core.fusion import Depthwise, Fixed, Fusion, Pixel, Traced
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
@@ -97,17 +97,22 @@ class Replayed:
         return step_record(self, x, activation)
 
     def with_loops(self, path: Path, state: LayerState, fusion: Any) -> Path:
-        """A path on a CPU, without the loops for coefficients that do not do all of it."""
+        """A path on a CPU, without the loops that do not do all of it."""
         if path.name != "loops":
             return path
-        fusion = getattr(fusion, "norm", fusion)
+        own: tuple[Tensor | None, ...] = ()
+        part = path.part
+        if isinstance(fusion, Depthwise):
+            if self.listeners:  # who are told of a norm's moments: plans of both kinds would mix
+                path = path._replace(part=True, reason="someone listens to its moments")
+            own, fusion, part = fusion[1:], fusion.norm, True
         if isinstance(fusion, Traced):  # whose loops write all statistics
             return path
         if fusion.memory is None and self.tracks(state):
-            return path._replace(name="cpp", reason="torch updates its running statistics")
-        learned = any(p is not None and p.requires_grad for p in fusion.parameters)
+            return path._replace(name="cpp", reason="torch updates its running statistics", part=part)
+        learned = any(p is not None and p.requires_grad for p in (*own, *fusion.parameters))
         if isinstance(fusion, Fixed) and torch.is_grad_enabled() and not learned:
-            return path._replace(name="cpp", reason="nothing is learned, so nothing is kept")
+            return path._replace(name="cpp", reason="nothing is learned, so nothing is kept", part=part)
         return path
 
     def in_loops(
@@ -115,7 +120,7 @@ class Replayed:
         path: Path,
         x: Tensor,
         state: LayerState,
-        fusion: Fusion,
+        fusion: Fusion | Depthwise,
         residual: Tensor | None,
         activation: str,
     ) -> Any:

@@ -29,10 +29,10 @@ from normkit.layers.bnet import (
     around_centre,
     centre,
     check_dims,
-    fused_convolution,
     is_drawn,
     odd,
     start_kernel,
+    with_convolution,
 )
 from normkit.layers.gated import centered, centered_by
 from normkit.layers.gated import gate as gate_of
@@ -395,8 +395,10 @@ class UBN(BatchNormalizer):
         x = dense(x)
         both = self.description(x, state)
         path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
-        if path.name == "fused" and not path.part:
-            return fused_convolution(self, path, x, both, state, residual, activation)
+        whole = with_convolution(self, path, x, both, state, residual, activation)
+        if whole is not None:
+            return whole
+        path = path._replace(part=both is not None)
         standardized, s = self.run(path, x, state, None if both is None else both.norm)
         return self._convolved(standardized, s, residual, activation)
 

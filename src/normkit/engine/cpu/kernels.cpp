@@ -9,7 +9,8 @@
   EACH(pool_map) EACH(pool_gradient) EACH(fixed_map) EACH(fixed_gradient)         \
   EACH(gate_map) EACH(gate_gradient) EACH(score)                                  \
   EACH(channel_map) EACH(channel_gradient) EACH(mix_map) EACH(mix_gradient)       \
-  EACH(tape_map) EACH(tape_gradient)
+  EACH(tape_map) EACH(tape_gradient)                                              \
+  EACH(depthwise_map) EACH(depthwise_sums) EACH(depthwise_input_gradient)
 
 namespace normkit {
 

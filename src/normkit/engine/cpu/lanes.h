@@ -23,6 +23,40 @@ template <> inline Lanes<float>::vector load(const bfloat16* x) {
   return (Lanes<float>::vector)(__builtin_convertvector(given, bits) << 16);
 }
 
+
+template <class T> inline void store(T* to, typename Lanes<T>::vector x) {
+  std::memcpy(to, &x, sizeof x);
+}
+inline void store(bfloat16* to, Lanes<float>::vector x) {  // rounded as by put
+  typedef uint16_t narrow __attribute__((vector_size(32)));
+  typedef uint32_t bits __attribute__((vector_size(64)));
+  const bits given = (bits)x, rounded = (given + 0x7fff + ((given >> 16) & 1)) >> 16;
+  const narrow made = __builtin_convertvector((bits)(x != x) ? 0x7fc0 - bits{} : rounded, narrow);
+  std::memcpy(to, &made, sizeof made);
+}
+
+// the same of the first ``n``: beside them are zeros, and nothing is written
+template <int most, class T> inline void copy_some(T* to, const T* from, int64_t n) {
+  if constexpr (most > 0) {
+    if (n & most) std::memcpy(to, from, most * sizeof(T));
+    copy_some<most / 2>(to + (n & most), from + (n & most), n);
+  }
+}
+template <class T> inline typename Lanes<wide<T>>::vector load(const T* x, int64_t n) {
+  constexpr int W = Lanes<wide<T>>::width;
+  if (n >= W) return load(x);
+  T some[W]{};
+  copy_some<W / 2>(some, x, n);
+  return load(some);
+}
+template <class T> inline void store(T* to, typename Lanes<wide<T>>::vector x, int64_t n) {
+  constexpr int W = Lanes<wide<T>>::width;
+  if (n >= W) return store(to, x);
+  T some[W];
+  store(some, x);
+  copy_some<W / 2>(to, some, n);
+}
+
 template <class V> inline double total(V lanes, int width) {
   double sum = 0;
   for (int i = 0; i < width; ++i) sum += lanes[i];

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Fixed, Fusion, Gate, Memory, Mix, Pool, Traced
+from normkit.core.fusion import Channel, Depthwise, Fixed, Fusion, Gate, Memory, Mix, Pool, Traced
 from normkit.core.moments import Moments
 from normkit.core.precision import statistics_dtype
 from normkit.core.statistics import LayerState, Repetition, Seen
 from normkit.engine import plain
+from normkit.engine.cpu import convolved
 from normkit.engine.cpu.passes import ACTIVATIONS, DTYPES, extent
-from normkit.engine.epilogue import AffineMap
+from normkit.engine.epilogue import AffineMap, before
 
 X, RESIDUAL, FIRST = 0, 1, 2  # slots
 NOTHING = -1
@@ -71,16 +72,23 @@ class FamilyLoops(NamedTuple):
 
 
 def written(
-    layer: Any, x: Tensor, residual: Tensor | None, activation: str, fusion: Fusion, layout: Any
+    layer: Any,
+    x: Tensor,
+    residual: Tensor | None,
+    activation: str,
+    description: Fusion | Depthwise,
+    layout: Any,
 ) -> dict[str, Any] | None:
     """The plan of a step like this one; None if no loops do it, or not with the layer's own
     tensors alone, which C++ finds by name."""
     if activation not in ACTIVATIONS or (residual is not None and residual.dtype != x.dtype):
         return None
+    convolves = isinstance(description, Depthwise)
+    fusion = description.norm if isinstance(description, Depthwise) else description
     serves = _serves(layer, fusion)
     if serves == 0 and not torch.is_grad_enabled():
         return None
-    used = {id(t) for t in _tensors(fusion)}
+    used = {id(t) for t in _tensors(description)}
     own = {name: p for name, p in layer._parameters.items() if id(p) in used}
     kept = {name: b for name, b in layer._buffers.items() if id(b) in used}
     tensors = [*own.values(), *kept.values()]
@@ -88,6 +96,8 @@ def written(
     if len(places) < len(tensors) or not used <= places.keys():
         return None  # a tensor under two names, or one of somebody else
     if not isinstance(fusion, Traced) and not _fits(fusion, layout.columns):
+        return None
+    if convolves and not convolved.fits(description, layout.columns):
         return None
     if not all(p.dtype in DTYPES for p in own.values()):
         return None
@@ -104,10 +114,16 @@ def written(
         return None  # as of statistics that were loaded in half precision
     rows, row, period = layout.rows, layout.columns, family.period
     step = 0 if period == row else row  # from the map of a sample to the next one's
-    numbers = [*extent(layout), step, step, step, ACTIVATIONS[activation]]
+    sizes = convolved.sizes(x, layout) if convolves else extent(layout)
+    numbers = [*sizes, step, step, step, ACTIVATIONS[activation]]
+    passes, after = ("depthwise_", [*description[1:]]) if convolves else ("", [])
+    own_after = [slot(p) for p in after]
+    keeps_gates = getattr(fusion, "keeps_gates", False)
+    inside = convolves and keeps_gates  # whether the convolution is all that wants gates
 
     forward = Program(FIRST + len(places))
-    y, tables, gates = forward.like_x(), forward.table(family.tables), NOTHING
+    y, gates = forward.like_x(), NOTHING
+    tables = forward.table(family.tables + rows * row * inside)
     given: list[Any] = [tables, *family.map[0]]
     if family.moments:
         moments = forward.table(2 * rows * row)
@@ -116,12 +132,14 @@ def written(
             score, rest = family.score
             forward.call("score", [X, moments, score], [rows, row, layout.count, *rest])
         given = [moments, *given]
-    if getattr(fusion, "keeps_gates", False):
+    if keeps_gates and not convolves:
         gates = forward.table(rows * row, statistics_dtype(x.dtype))
-        given = [gates if slot == GATES else slot for slot in given]
+    made = (tables, family.tables) if inside else gates
+    given = [made if slot == GATES else slot for slot in given]
     forward.call(f"{family.name}_map", given, family.map[1])
     map = [(tables, i * period) for i in range(3)]
-    forward.call("map", [X, RESIDUAL, y, *map], numbers)
+    further = [*own_after, made] if convolves else []
+    forward.call(f"{passes}map", [X, RESIDUAL, y, *map, *further], numbers)
 
     tables_again, grad = FIRST + len(own), FIRST + len(own) + 1
     backward = Program(grad + (1 if gates == NOTHING else 2))
@@ -129,13 +147,17 @@ def written(
     map = [(tables_again, i * period) for i in range(3)]
     needs_residual = residual is not None and residual.requires_grad
     before = backward.like_x() if needs_residual and activation != "none" else NOTHING
-    backward.call("sums", [grad, X, RESIDUAL, before, *map, sums], numbers)
     gradients = {id(p): NOTHING for p in (None, *family.unused)}
-    for p in fusion.parameters:
+    for p in (*fusion.parameters, *after):
         if p is not None and id(p) not in gradients:
             gradients[id(p)] = backward.table(p.numel(), p.dtype)
     found = [gradients[id(p)] for p in fusion.parameters]
-    between = [grad + 1 if slot == GATES else slot for slot in family.gradient[0]]
+    dgates = backward.table(rows * row) if inside else NOTHING if convolves else grad + 1
+    if convolves:
+        made = (tables_again, family.tables) if inside else NOTHING
+        further = [*own_after, made, *(gradients[id(p)] for p in after), dgates]
+    backward.call(f"{passes}sums", [grad, X, RESIDUAL, before, *map, sums, *further], numbers)
+    between = [dgates if slot == GATES else slot for slot in family.gradient[0]]
     given = [sums, tables_again, *between, extra, *found]
     backward.call(f"{family.name}_gradient", given, family.gradient[1])
     dx = NOTHING
@@ -144,7 +166,7 @@ def written(
         given = [grad, X, RESIDUAL, dx, *map, NOTHING, NOTHING]
         if family.moments:
             given[-2:] = [extra, (extra, period)]
-        backward.call("input_gradient", given, [*numbers, step])
+        backward.call(f"{passes}input_gradient", [*given, *own_after[:1]], [*numbers, step])
     return {
         "parameters": list(own),
         "buffers": list(kept),
@@ -158,11 +180,11 @@ def written(
         "backward": backward.given(),
         "y": y,
         "tables": tables,
-        "keeps_y": False,
+        "keeps_y": convolves and activation != "none",  # in the residual's place
         "dx": dx,
         "dresidual": THE_GRADIENT if needs_residual and before == NOTHING else before,
         "gradients": [(gradients[id(p)], 0, p.numel()) for p in own.values()],
-        "again": _looked_into(layer, list(own), fusion, family.seen, activation, layout),
+        "again": _looked_into(layer, list(own), description, family, activation, layout),
         "report": _reporter(layer),
         "gates": gates,
         "rows": rows,
@@ -236,8 +258,8 @@ def _reporter(layer: Any) -> Callable[[], None]:
 def _looked_into(
     layer: Any,
     names: list[str],
-    fusion: Fusion,
-    seen: Callable[[Tensor], Seen],
+    description: Fusion | Depthwise,
+    family: FamilyLoops,
     act: str,
     layout: Any,
 ) -> Callable[..., Any]:
@@ -246,8 +268,11 @@ def _looked_into(
     own, training, size = weakref.ref(layer), layer.training, (layout.rows, layout.columns)
     eps = getattr(layer, "eps", None)
     given = [layer._parameters[name] for name in names]
+    fusion = description.norm if isinstance(description, Depthwise) else description
     order = [i for q in fusion.parameters for i, p in enumerate(given) if p is q]
-    del given, fusion
+    convolve = convolved.again(given, description)
+    many, seen = family.tables, family.seen
+    del given, fusion, description, family
 
     def again(
         x: Tensor,
@@ -270,16 +295,21 @@ def _looked_into(
                 "now, and its gradient is computed by the layer once more. Try to change it after "
                 "the backward."
             )
+        follows = act
         with torch.enable_grad():
+            if convolve is not None and residual is not None:  # which is y
+                grad, residual, follows = before(grad, residual.detach(), act), None, "none"
             inputs = plain.aliases([x, residual, *parameters])
             x, residual, *parameters = inputs  # type: ignore[assignment]
             moments = Moments(*plain.moments(x, layout), layout.count)
             state = LayerState(training, dict(kept._buffers), True)
             repeated = Repetition(kept, state, dict(zip(names, parameters, strict=True)))
             used = [parameters[i] for i in order]
-            result = repeated.result(moments, used, used, seen(tables.to(moments.mean.dtype)))
+            result = repeated.result(moments, used, used, seen(tables[:many].to(moments.mean.dtype)))
             scale, shift, center = result.map.each(lambda t: t.expand(size))
-            y = plain.affine(x, AffineMap(scale, shift, center, residual, act), layout)
+            y = plain.affine(x, AffineMap(scale, shift, center, residual, follows), layout)
+            if convolve is not None:
+                y = convolve(y, parameters, result.gate)
             outputs, outer = [y], [grad]
             if result.gate is not None and grad_gates is not None:
                 outputs, outer = [y, result.gate.expand(size)], [grad, grad_gates]

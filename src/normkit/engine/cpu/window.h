@@ -1,0 +1,134 @@
+// Where a value meets its neighbours: maps in bands of rows that stay in a near cache, with the rows
+// beside them, or zeros, around.
+//
+// In contiguous memory the lanes of a vector are positions of one channel, with channels last they
+// are channels of one position; all else is the same. Rows lie one behind the other, without gaps
+// between them: what stands left of a first column is the end of the row above, so what comes from
+// the sides is masked, by column.
+#pragma once
+#include <algorithm>
+#include <type_traits>
+
+#include "lanes.h"
+#include "tables.h"
+#include "threads.h"
+
+namespace normkit {
+
+constexpr int64_t ABREAST = 64;  // channels of a band, where they run fastest
+
+struct Piece {  // rows of a block of channels of a sample
+  int64_t n, channel, channels, first, rows;
+};
+
+// N × C maps of H × W, cut into pieces
+struct Pieces {
+  int64_t N, C, H, W;
+  bool last;
+  int64_t rows;  // of tables: N or one for all
+  int64_t abreast, blocks, bands;
+  explicit Pieces(Arguments& given)
+      : N(given.size()), C(given.size()), H(given.size()), W(given.size()), last(given.size()),
+        rows(given.size()) {
+    abreast = last ? std::min(C, ABREAST) : 1;
+    blocks = (C + abreast - 1) / abreast;
+    const int64_t cells = last ? 512 : 2048;  // 128 and 8 kB of floats
+    bands = (H + std::max<int64_t>(4, cells / W - 2) - 1) / std::max<int64_t>(4, cells / W - 2);
+  }
+  int64_t count() const { return N * blocks * bands; }
+  Piece at(int64_t n, int64_t block, int64_t band) const {
+    const int64_t first = H * band / bands, channel = block * abreast;
+    return {n, channel, std::min(abreast, C - channel), first, H * (band + 1) / bands - first};
+  }
+  Piece at(int64_t i) const { return at(i / bands / blocks, i / bands % blocks, i % bands); }
+};
+
+template <class V, class B> inline V where(B bits, V x) { return (V)((B)x & bits); }
+
+template <class A> struct Window {
+  using L = Lanes<A>;
+  using V = typename L::vector;
+  using Bits = decltype(V{} < V{});
+  using Bit = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
+  static constexpr int MOST = ABREAST / L::width;  // vectors abreast
+  const Pieces& maps;
+  const int64_t vectors, aside, down;  // of a position; to the next position, and to the next row
+  A* z;                                // where the rows of the piece begin
+  Bit *left, *right;                   // 0 at the first, and at the last column; else all bits
+
+  explicit Window(const Pieces& maps)
+      : maps(maps), vectors((maps.abreast + L::width - 1) / L::width),
+        aside(maps.last ? vectors * L::width : 1), down(maps.W * aside) {
+    const int64_t W = maps.W, rows = (maps.H + maps.bands - 1) / maps.bands;
+    const int64_t before = (down + aside + L::width - 1) / L::width * L::width;
+    const int64_t after = (rows + 1) * down + aside + 2 * L::width;
+    const int64_t columns = maps.last ? W : rows * W + L::width;
+    z = lanes_of_thread.take<A>(before + after + 2 * columns) + before;
+    left = reinterpret_cast<Bit*>(z + after);
+    right = left + columns;
+    std::fill(left, right + columns, Bit(-1));
+    for (int64_t i = 0; i < columns; i += W) left[i] = 0;
+    for (int64_t i = W - 1; i < columns; i += W) right[i] = 0;
+  }
+
+  int64_t vectors_of(const Piece& own) const {
+    return maps.last ? (own.channels + L::width - 1) / L::width : 1;
+  }
+
+  // start + Σ_t k[t]·z[p + t]
+  V around(const A* at, const V* k, V start, Bits l, Bits r) const {
+    V before{}, after{};
+    for (int row = 0; row < 3; ++row, k += 3) {
+      const A* from = at + (row - 1) * down;
+      before += k[0] * load(from - aside);
+      start += k[1] * load(from);
+      after += k[2] * load(from + aside);
+    }
+    return start + where(l, before) + where(r, after);
+  }
+
+  int64_t offset(const Piece& own, int64_t row) const {  // in memory
+    if (maps.last) return (own.n * maps.H + row) * maps.W * maps.C + own.channel;
+    return ((own.n * maps.C + own.channel) * maps.H + row) * maps.W;
+  }
+
+  // Lays down value(offset in memory, lanes, vector), of the rows and of those beside them.
+  template <class F> void lay(const Piece& own, const F& value) const {
+    const int64_t begin = std::max<int64_t>(own.first - 1, 0) - own.first;
+    const int64_t end = std::min(own.first + own.rows + 1, maps.H) - own.first;
+    const int64_t from = offset(own, own.first);
+    std::fill(z - down - aside, z + begin * down, A(0));
+    if (maps.last) {
+      for (int64_t i = begin * maps.W; i < end * maps.W; ++i)
+        for (int64_t j = 0, v = 0; j < own.channels; j += L::width, ++v)
+          store(z + i * aside + j, value(from + i * maps.C + j, own.channels - j, v));
+    } else {
+      for (int64_t i = begin * maps.W; i < end * maps.W; i += L::width)
+        store(z + i, value(from + i, end * maps.W - i, 0));
+    }
+    std::fill(z + end * down, z + (own.rows + 1) * down + aside + L::width, A(0));
+  }
+
+  // body(place in the window, offset in memory, lanes, left, right) for each position
+  template <class F> void each(const Piece& own, int64_t v, const F& body) const {
+    const int64_t from = offset(own, own.first);
+    if (maps.last) {
+      const int64_t lanes = own.channels - v * L::width;
+      for (int64_t i = 0; i < own.rows; ++i)
+        for (int64_t j = 0; j < maps.W; ++j) {
+          const int64_t p = i * maps.W + j;
+          body(z + p * aside + v * L::width, from + p * maps.C + v * L::width, lanes,
+               left[j] - Bits{}, right[j] - Bits{});
+        }
+      return;
+    }
+    for (int64_t i = 0; i < own.rows * maps.W; i += L::width) {
+      Bits l, r;
+      std::memcpy(&l, left + i, sizeof l);
+      std::memcpy(&r, right + i, sizeof r);
+      body(z + i, from + i, own.rows * maps.W - i, l, r);
+    }
+  }
+};
+
+}  // namespace normkit
