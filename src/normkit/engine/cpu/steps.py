@@ -148,10 +148,11 @@ def written(
     needs_residual = residual is not None and residual.requires_grad
     before = backward.like_x() if needs_residual and activation != "none" else NOTHING
     gradients = {id(p): NOTHING for p in (None, *family.unused)}
-    for p in (*fusion.parameters, *after):
+    for p in fusion.parameters:
         if p is not None and id(p) not in gradients:
             gradients[id(p)] = backward.table(p.numel(), p.dtype)
     found = [gradients[id(p)] for p in fusion.parameters]
+    gradients |= {id(p): backward.table(p.numel(), p.dtype) for p in after if p is not None}
     dgates = backward.table(rows * row) if inside else NOTHING if convolves else grad + 1
     if convolves:
         made = (tables_again, family.tables) if inside else NOTHING
