@@ -96,10 +96,8 @@ void convolve(const T* x, const T* r, T* y, const Pieces& maps, const Map& map, 
     const Window<A> window(maps);
     Own<A> own;
     Lanewise<A> shift;
-    Piece piece = NONE_YET;
-    for (int64_t i = begin; i < end; ++i) {
-      const Piece before = piece;
-      piece = maps.at(i);
+    Piece before = NONE_YET;
+    maps.each(begin, end, [&](const Piece& piece) {
       if (changed(piece, before, map.same() && !gates)) {
         own.set(maps, piece, map);
         for (int64_t j = 0; bias && j < piece.channels; ++j) {
@@ -113,35 +111,26 @@ void convolve(const T* x, const T* r, T* y, const Pieces& maps, const Map& map, 
       for (int64_t v = 0; v < window.vectors_of(piece); ++v) {
         const Taps<A> k = kernels.of(piece, v);
         const V start = shift[v];
-        window.each(piece, v, [&](const A* z, int64_t at, int64_t lanes, auto left, auto right) {
+        window.each(piece, v, [=](const A* z, int64_t at, auto lanes, auto left, auto right) {
           V sum = window.around(z, k.at, start, left, right);
           if (r) sum += load(r + at, lanes);
           if (relu) sum = sum < 0 ? V{} : sum;
           store(y + at, sum, lanes);
         });
       }
-    }
+      before = piece;
+    });
   });
 }
 
-// What a band gives to the sums, in lanes.
-template <class A> struct Correlation {
+// Σ g over positions but the first of each row, over all, and over all but the last, in lanes
+template <class A> struct Sides {
   using V = typename Lanes<A>::vector;
-  V d[9]{}, all[3]{}, first[3]{}, last[3]{};
-
-  template <class B>
-  void take(const A* z, int64_t down, int64_t aside, V g, B left, B right) {
-    const V sides[3] = {where(left, g), g, where(right, g)};
-    for (int t = 0; t < 9; ++t) d[t] += sides[t % 3] * load(z + (t / 3 - 1) * down + (t % 3 - 1) * aside);
-    for (int t = 0; t < 3; ++t) all[t] += sides[t];
-  }
-  template <class B> static void border(V* sums, V g, B left, B right) {
-    sums[0] += where(left, g);
-    sums[1] += g;
-    sums[2] += where(right, g);
-  }
-  V there(int t) const {  // D[t]
-    return t < 3 ? all[t] - first[t] : t < 6 ? all[t - 3] : all[t - 6] - last[t - 6];
+  V at[3]{};
+  template <class B> void take(V g, B left, B right) {
+    at[0] += where(left, g);
+    at[1] += g;
+    at[2] += where(right, g);
   }
 };
 
@@ -182,40 +171,51 @@ void correlate(const Gradient<T>& grad, const T* x, T* kept, const Pieces& maps,
           return load(x + at, lanes) - own.c[v];
         });
         for (int64_t v = 0; v < window.vectors_of(piece); ++v) {
-          Correlation<A> sums;
-          window.each(piece, v, [&](const A* z, int64_t at, int64_t lanes, auto left, auto right) {
+          V d[9]{};
+          Sides<A> all;
+          const int64_t down = window.down, aside = window.aside;
+          window.each(piece, v, [=, &d, &all](const A* z, int64_t at, auto lanes, auto l, auto r) {
             const V g = grad(at, lanes);
             if (kept) store(kept + at, g, lanes);
-            sums.take(z, window.down, window.aside, g, left, right);
-          });
-          auto border = [&](V* into, int64_t row) {
-            const Piece line = {piece.n, piece.channel, piece.channels, row, 1};
-            window.each(line, v, [&](const A*, int64_t at, int64_t lanes, auto left, auto right) {
-              sums.border(into, grad(at, lanes), left, right);
+            const V sides[3] = {where(l, g), g, where(r, g)};
+            nine([&](auto t) {
+              d[t] += sides[t % 3] * load(z + (t / 3 - 1) * down + (t % 3 - 1) * aside);
             });
+            all.take(g, l, r);
+          });
+          auto border = [&](int64_t row) {  // which some of the taps do not reach from
+            const Piece line = {piece.n, piece.channel, piece.channels, row, 1};
+            Sides<A> made;
+            window.each(line, v, [&](const A*, int64_t at, auto lanes, auto l, auto r) {
+              made.take(grad(at, lanes), l, r);
+            });
+            return made;
           };
-          if (piece.first == 0) border(sums.first, 0);
-          if (piece.first + piece.rows == maps.H) border(sums.last, maps.H - 1);
+          Sides<A> first, last;
+          if (piece.first == 0) first = border(0);
+          if (piece.first + piece.rows == maps.H) last = border(maps.H - 1);
           const Taps<A> k = kernels.of(piece, v);
           const V a = own.a[v], b = own.b[v];
           V da{}, db{};
-          for (int t = 0; t < 9; ++t) {
-            const V there = sums.there(t);
-            da += k.at[t] * sums.d[t];
+          nine([&](auto t) {
+            V there = all.at[t % 3];
+            if (t < 3) there -= first.at[t % 3];
+            if (t > 5) there -= last.at[t % 3];
+            da += k.at[t] * d[t];
             db += k.at[t] * there;
-            add<A>(dk[t] + v * L::width, a * sums.d[t] + b * there);
-          }
+            add<A>(dk[t] + v * L::width, a * d[t] + b * there);
+          });
           const int64_t at = (maps.rows > 1 ? piece.n * maps.C : 0) + piece.channel + v * L::width;
           if (!maps.last) {
             found.da[at] += total(da, L::width);
             found.db[at] += total(db, L::width);
-            found.dy[at] += total(sums.all[1], L::width);
+            found.dy[at] += total(all.at[1], L::width);
             continue;
           }
           for (int64_t l = 0; l < std::min<int64_t>(L::width, piece.channels - v * L::width); ++l) {
             found.da[at + l] += da[l];
             found.db[at + l] += db[l];
-            found.dy[at + l] += sums.all[1][l];
+            found.dy[at + l] += all.at[1][l];
           }
         }
       }
@@ -238,10 +238,8 @@ void input_gradient(const Gradient<T>& grad, const T* x, T* out, const Pieces& m
     const Window<A> window(maps);
     Own<A> own;
     Lanewise<A> first, second;
-    Piece piece = NONE_YET;
-    for (int64_t i = begin; i < end; ++i) {
-      const Piece before = piece;
-      piece = maps.at(i);
+    Piece before = NONE_YET;
+    maps.each(begin, end, [&](const Piece& piece) {
       if (changed(piece, before, map.same() && !step)) {
         own.set(maps, piece, map);
         for (int64_t j = 0; j < piece.channels; ++j) {
@@ -258,13 +256,14 @@ void input_gradient(const Gradient<T>& grad, const T* x, T* out, const Pieces& m
         const V a = own.a[v], c = own.c[v], k0 = first[v], k1 = second[v];
         Taps<A> turned;
         for (int t = 0; t < 9; ++t) turned.at[t] = a * k.at[8 - t];
-        window.each(piece, v, [&](const A* z, int64_t at, int64_t lanes, auto left, auto right) {
+        window.each(piece, v, [=](const A* z, int64_t at, auto lanes, auto left, auto right) {
           V sum = window.around(z, turned.at, k0, left, right);
           if (slopes) sum += k1 * (load(x + at, lanes) - c);
           store(out + at, sum, lanes);
         });
       }
-    }
+      before = piece;
+    });
   });
 }
 

@@ -57,11 +57,18 @@ template <class T> inline void store(T* to, typename Lanes<wide<T>>::vector x, i
   copy_some<W / 2>(to, some, n);
 }
 
-template <class V> inline double total(V lanes, int width) {
-  double sum = 0;
-  for (int i = 0; i < width; ++i) sum += lanes[i];
-  return sum;
+inline double total(Lanes<double>::vector x) {
+  x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
+  x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5);
+  return x[0] + x[1];
 }
+inline double total(Lanes<float>::vector x) {
+  typedef Lanes<double>::vector wide;
+  return total(__builtin_convertvector(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7), wide) +
+               __builtin_convertvector(
+                   __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15), wide));
+}
+template <class V> inline double total(V lanes, int) { return total(lanes); }
 
 constexpr int64_t BLOCK = 4096;  // values added up in lanes before they go into a double
 

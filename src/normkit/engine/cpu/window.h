@@ -8,6 +8,7 @@
 #pragma once
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "lanes.h"
 #include "tables.h"
@@ -37,11 +38,31 @@ struct Pieces {
   }
   int64_t count() const { return N * blocks * bands; }
   Piece at(int64_t n, int64_t block, int64_t band) const {
-    const int64_t first = H * band / bands, channel = block * abreast;
-    return {n, channel, std::min(abreast, C - channel), first, H * (band + 1) / bands - first};
+    const int64_t channel = block * abreast, many = std::min(abreast, C - channel);
+    if (bands == 1) return {n, channel, many, 0, H};
+    const int64_t first = H * band / bands;
+    return {n, channel, many, first, H * (band + 1) / bands - first};
   }
-  Piece at(int64_t i) const { return at(i / bands / blocks, i / bands % blocks, i % bands); }
+  // body(piece) for these, in the order of samples, blocks and bands
+  template <class F> void each(int64_t begin, int64_t end, const F& body) const {
+    int64_t n = begin / bands / blocks, block = begin / bands % blocks, band = begin % bands;
+    for (int64_t i = begin; i < end; ++i) {
+      body(at(n, block, band));
+      if (++band < bands) continue;
+      band = 0;
+      if (++block < blocks) continue;
+      block = 0;
+      ++n;
+    }
+  }
 };
+
+// body(t) for the nine taps, t a constant
+template <class F> [[gnu::always_inline]] inline void nine(const F& body) {
+  [&]<int... t>(std::integer_sequence<int, t...>) {
+    (body(std::integral_constant<int, t>()), ...);
+  }(std::make_integer_sequence<int, 9>());
+}
 
 template <class V, class B> inline V where(B bits, V x) { return (V)((B)x & bits); }
 
@@ -97,7 +118,7 @@ template <class A> struct Window {
     const int64_t begin = std::max<int64_t>(own.first - 1, 0) - own.first;
     const int64_t end = std::min(own.first + own.rows + 1, maps.H) - own.first;
     const int64_t from = offset(own, own.first);
-    std::fill(z - down - aside, z + begin * down, A(0));
+    clear(z - down - aside, z + begin * down);
     if (maps.last) {
       for (int64_t i = begin * maps.W; i < end * maps.W; ++i)
         for (int64_t j = 0, v = 0; j < own.channels; j += L::width, ++v)
@@ -106,28 +127,41 @@ template <class A> struct Window {
       for (int64_t i = begin * maps.W; i < end * maps.W; i += L::width)
         store(z + i, value(from + i, end * maps.W - i, 0));
     }
-    std::fill(z + end * down, z + (own.rows + 1) * down + aside + L::width, A(0));
+    clear(z + end * down, z + (own.rows + 1) * down + aside + L::width);
   }
 
-  // body(place in the window, offset in memory, lanes, left, right) for each position
-  template <class F> void each(const Piece& own, int64_t v, const F& body) const {
-    const int64_t from = offset(own, own.first);
+  static void clear(A* from, const A* to) {  // and some more
+    for (; from < to; from += L::width) store(from, V{});
+  }
+
+  // body(place in the window, offset in memory, lanes, left, right) for each position; inline, so
+  // that what it adds up stays in registers
+  template <class F> [[gnu::always_inline]] void each(const Piece& own, int64_t v, const F& body) const {
+    const std::integral_constant<int64_t, L::width> whole;
+    const int64_t W = maps.W, rows = own.rows;
+    const Bit *l = left, *r = right;
+    const A* here = z + v * L::width;
+    int64_t at = offset(own, own.first) + v * L::width;
     if (maps.last) {
-      const int64_t lanes = own.channels - v * L::width;
-      for (int64_t i = 0; i < own.rows; ++i)
-        for (int64_t j = 0; j < maps.W; ++j) {
-          const int64_t p = i * maps.W + j;
-          body(z + p * aside + v * L::width, from + p * maps.C + v * L::width, lanes,
-               left[j] - Bits{}, right[j] - Bits{});
-        }
+      const int64_t C = maps.C, next = aside, rest = own.channels - v * L::width;
+      auto each = [&](auto lanes) {
+        for (int64_t i = 0; i < rows; ++i)
+          for (int64_t j = 0; j < W; ++j, here += next, at += C)
+            body(here, at, lanes, l[j] - Bits{}, r[j] - Bits{});
+      };
+      if (rest >= L::width) each(whole);
+      else each(rest);
       return;
     }
-    for (int64_t i = 0; i < own.rows * maps.W; i += L::width) {
-      Bits l, r;
-      std::memcpy(&l, left + i, sizeof l);
-      std::memcpy(&r, right + i, sizeof r);
-      body(z + i, from + i, own.rows * maps.W - i, l, r);
-    }
+    int64_t i = 0;
+    auto take = [&](auto lanes) {
+      Bits bits[2];
+      std::memcpy(bits, l + i, sizeof *bits);
+      std::memcpy(bits + 1, r + i, sizeof *bits);
+      body(here + i, at + i, lanes, bits[0], bits[1]);
+    };
+    for (; i + L::width <= rows * W; i += L::width) take(whole);
+    if (i < rows * W) take(rows * W - i);
   }
 };
 
