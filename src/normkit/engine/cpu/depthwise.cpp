@@ -134,12 +134,6 @@ template <class A> struct Sides {
   }
 };
 
-template <class A> inline void add(double* to, typename Lanes<A>::vector x) {
-  A lanes[Lanes<A>::width];
-  std::memcpy(lanes, &x, sizeof x);
-  for (int l = 0; l < Lanes<A>::width; ++l) to[l] += double(lanes[l]);
-}
-
 // Of each row of the tables and channel Σ g·(x − c), Σ g and Σ dy; of each channel and tap dk
 struct Found {
   double *da, *db, *dy, *dk;
@@ -203,7 +197,7 @@ void correlate(const Gradient<T>& grad, const T* x, T* kept, const Pieces& maps,
             if (t > 5) there -= last.at[t % 3];
             da += k.at[t] * d[t];
             db += k.at[t] * there;
-            add<A>(dk[t] + v * L::width, a * d[t] + b * there);
+            add(dk[t] + v * L::width, a * d[t] + b * there);
           });
           const int64_t at = (maps.rows > 1 ? piece.n * maps.C : 0) + piece.channel + v * L::width;
           if (!maps.last) {
