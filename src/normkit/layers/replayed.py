@@ -109,10 +109,14 @@ class Replayed:
         if isinstance(fusion, Traced):  # whose loops write all statistics
             return path
         if fusion.memory is None and self.tracks(state):
-            return path._replace(name="cpp", reason="torch updates its running statistics", part=part)
+            return path._replace(
+                name="cpp", reason="torch updates its running statistics", part=part
+            )
         learned = any(p is not None and p.requires_grad for p in (*own, *fusion.parameters))
         if isinstance(fusion, Fixed) and torch.is_grad_enabled() and not learned:
-            return path._replace(name="cpp", reason="nothing is learned, so nothing is kept", part=part)
+            return path._replace(
+                name="cpp", reason="nothing is learned, so nothing is kept", part=part
+            )
         return path
 
     def in_loops(

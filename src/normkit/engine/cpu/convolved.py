@@ -1,42 +1,57 @@
-"""The depthwise convolution after a norm, as a part of its step on a CPU: see ``depthwise.cpp``."""
+"""A depthwise convolution after a norm, as a part of its step on a CPU: see ``depthwise.cpp``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from normkit.core.fusion import Depthwise
+from normkit.core.fusion import Depthwise, Fusion
+from normkit.engine.epilogue import before
 from normkit.engine.torch.operations import depthwise
 
+After = Sequence[Tensor | None]  # kernel and bias, or nothing
 
-def sizes(x: Tensor, layout: Any) -> tuple[float, ...]:
-    """What its passes are told of maps, in place of ``extent``."""
+
+def apart(description: Any) -> tuple[Fusion, After]:
+    """A norm, and what comes after it."""
+    return (
+        (description[0], description[1:])
+        if isinstance(description, Depthwise)
+        else (description, ())
+    )
+
+
+def fits(after: After, channels: int) -> bool:
+    """Whether tensors have the sizes that loops go through."""
+    sizes = zip(after, (9 * channels, channels), strict=False)
+    return all(t is None or t.numel() == size for t, size in sizes)
+
+
+def passes(x: Tensor, layout: Any) -> tuple[str, tuple[float, ...]]:
+    """How the passes over activations are called, and what they are told of maps."""
     n, c, h, w = x.shape
-    return n, c, h, w, layout.channels_last or h * w == 1, layout.rows
+    return "depthwise_", (n, c, h, w, layout.channels_last or h * w == 1, layout.rows)
 
 
-def fits(given: Depthwise, channels: int) -> bool:
-    """Whether kernel and bias have the sizes that loops go through."""
-    return given.kernel.numel() == 9 * channels and (given.bias is None or given.bias.numel() == channels)
+class Again:
+    """The same for a backward that someone looks into, which has the result of an activation."""
 
+    def __init__(self, given: Sequence[Tensor], after: After, gated: bool, act: str) -> None:
+        places = {id(p): i for i, p in enumerate(given)}
+        self.places = [None if p is None else places[id(p)] for p in after]
+        self.gated, self.act = gated, act
 
-def again(given: Sequence[Tensor], description: Any) -> Callable[..., Any] | None:
-    """For a backward that someone looks into: what becomes of the map, by the parameters in the
-    order ``given`` and its gates. None where there is no convolution."""
-    if not isinstance(description, Depthwise):
-        return None
-    places = {id(p): i for i, p in enumerate(given)}
-    kernel, bias = places[id(description.kernel)], places.get(id(description.bias))
-    gated = getattr(description.norm, "keeps_gates", False)
+    def before(self, grad: Tensor, y: Tensor | None) -> Tensor:
+        """The gradient before the activation, if there is one."""
+        return grad if y is None else before(grad, y.detach(), self.act)
 
-    def convolved(z: Tensor, parameters: Sequence[Tensor], gates: Tensor | None) -> Tensor:
-        shift = None if bias is None else parameters[bias]
-        if not gated or shift is None:
-            return depthwise(z, parameters[kernel], shift).to(z.dtype)
-        y = depthwise(z, parameters[kernel], None)
-        assert gates is not None
-        return (y + (gates * shift)[:, :, None, None]).to(z.dtype)
-
-    return convolved
+    def after(self, z: Tensor, parameters: Sequence[Tensor], gates: Tensor | None) -> Tensor:
+        """What becomes of the map."""
+        kernel, bias = (None if i is None else parameters[i] for i in self.places)
+        assert kernel is not None
+        if not self.gated or gates is None or bias is None:
+            return depthwise(z, kernel, bias).to(z.dtype)
+        y = depthwise(z, kernel, None)
+        return y + (gates * bias).to(y.dtype)[:, :, None, None]

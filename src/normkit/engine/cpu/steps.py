@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Channel, Depthwise, Fixed, Fusion, Gate, Memory, Mix, Pool, Traced
+from normkit.core.fusion import Channel, Fixed, Fusion, Gate, Memory, Mix, Pool, Traced
 from normkit.core.moments import Moments
 from normkit.core.precision import statistics_dtype
 from normkit.core.statistics import LayerState, Repetition, Seen
 from normkit.engine import plain
 from normkit.engine.cpu import convolved
 from normkit.engine.cpu.passes import ACTIVATIONS, DTYPES, extent
-from normkit.engine.epilogue import AffineMap, before
+from normkit.engine.epilogue import AffineMap
 
 X, RESIDUAL, FIRST = 0, 1, 2  # slots
 NOTHING = -1
@@ -72,19 +72,13 @@ class FamilyLoops(NamedTuple):
 
 
 def written(
-    layer: Any,
-    x: Tensor,
-    residual: Tensor | None,
-    activation: str,
-    description: Fusion | Depthwise,
-    layout: Any,
+    layer: Any, x: Tensor, residual: Tensor | None, activation: str, description: Any, layout: Any
 ) -> dict[str, Any] | None:
     """The plan of a step like this one; None if no loops do it, or not with the layer's own
     tensors alone, which C++ finds by name."""
     if activation not in ACTIVATIONS or (residual is not None and residual.dtype != x.dtype):
         return None
-    convolves = isinstance(description, Depthwise)
-    fusion = description.norm if isinstance(description, Depthwise) else description
+    fusion, after = convolved.apart(description)
     serves = _serves(layer, fusion)
     if serves == 0 and not torch.is_grad_enabled():
         return None
@@ -97,7 +91,7 @@ def written(
         return None  # a tensor under two names, or one of somebody else
     if not isinstance(fusion, Traced) and not _fits(fusion, layout.columns):
         return None
-    if convolves and not convolved.fits(description, layout.columns):
+    if not convolved.fits(after, layout.columns):
         return None
     if not all(p.dtype in DTYPES for p in own.values()):
         return None
@@ -114,16 +108,15 @@ def written(
         return None  # as of statistics that were loaded in half precision
     rows, row, period = layout.rows, layout.columns, family.period
     step = 0 if period == row else row  # from the map of a sample to the next one's
-    sizes = convolved.sizes(x, layout) if convolves else extent(layout)
+    passes, sizes = convolved.passes(x, layout) if after else ("", extent(layout))
     numbers = [*sizes, step, step, step, ACTIVATIONS[activation]]
-    passes, after = ("depthwise_", [*description[1:]]) if convolves else ("", [])
-    own_after = [slot(p) for p in after]
+    kernel = [slot(p) for p in after]  # and bias
     keeps_gates = getattr(fusion, "keeps_gates", False)
-    inside = convolves and keeps_gates  # whether the convolution is all that wants gates
+    inside = rows * row if after and keeps_gates else 0  # gates that nobody else is told
 
     forward = Program(FIRST + len(places))
     y, gates = forward.like_x(), NOTHING
-    tables = forward.table(family.tables + rows * row * inside)
+    tables = forward.table(family.tables + inside)
     given: list[Any] = [tables, *family.map[0]]
     if family.moments:
         moments = forward.table(2 * rows * row)
@@ -132,13 +125,13 @@ def written(
             score, rest = family.score
             forward.call("score", [X, moments, score], [rows, row, layout.count, *rest])
         given = [moments, *given]
-    if keeps_gates and not convolves:
+    if keeps_gates and not inside:
         gates = forward.table(rows * row, statistics_dtype(x.dtype))
-    made = (tables, family.tables) if inside else gates
-    given = [made if slot == GATES else slot for slot in given]
+    used_gates = (tables, family.tables) if inside else gates
+    given = [used_gates if slot == GATES else slot for slot in given]
     forward.call(f"{family.name}_map", given, family.map[1])
     map = [(tables, i * period) for i in range(3)]
-    further = [*own_after, made] if convolves else []
+    further = [*kernel, used_gates] if after else []
     forward.call(f"{passes}map", [X, RESIDUAL, y, *map, *further], numbers)
 
     tables_again, grad = FIRST + len(own), FIRST + len(own) + 1
@@ -153,10 +146,11 @@ def written(
             gradients[id(p)] = backward.table(p.numel(), p.dtype)
     found = [gradients[id(p)] for p in fusion.parameters]
     gradients |= {id(p): backward.table(p.numel(), p.dtype) for p in after if p is not None}
-    dgates = backward.table(rows * row) if inside else NOTHING if convolves else grad + 1
-    if convolves:
-        made = (tables_again, family.tables) if inside else NOTHING
-        further = [*own_after, made, *(gradients[id(p)] for p in after), dgates]
+    dgates = backward.table(inside) if inside else grad + 1
+    if after:
+        used_gates = (tables_again, family.tables) if inside else NOTHING
+        further = [*kernel, used_gates, *(gradients[id(p)] for p in after)]
+        further.append(dgates if inside else NOTHING)
     backward.call(f"{passes}sums", [grad, X, RESIDUAL, before, *map, sums, *further], numbers)
     between = [dgates if slot == GATES else slot for slot in family.gradient[0]]
     given = [sums, tables_again, *between, extra, *found]
@@ -167,7 +161,7 @@ def written(
         given = [grad, X, RESIDUAL, dx, *map, NOTHING, NOTHING]
         if family.moments:
             given[-2:] = [extra, (extra, period)]
-        backward.call(f"{passes}input_gradient", [*given, *own_after[:1]], [*numbers, step])
+        backward.call(f"{passes}input_gradient", [*given, *kernel[:1]], [*numbers, step])
     return {
         "parameters": list(own),
         "buffers": list(kept),
@@ -181,11 +175,11 @@ def written(
         "backward": backward.given(),
         "y": y,
         "tables": tables,
-        "keeps_y": convolves and activation != "none",  # in the residual's place
+        "keeps_y": bool(after) and activation != "none",  # in the residual's place
         "dx": dx,
         "dresidual": THE_GRADIENT if needs_residual and before == NOTHING else before,
         "gradients": [(gradients[id(p)], 0, p.numel()) for p in own.values()],
-        "again": _looked_into(layer, list(own), description, family, activation, layout),
+        "again": _looked_into(layer, list(own), fusion, family, activation, layout, after),
         "report": _reporter(layer),
         "gates": gates,
         "rows": rows,
@@ -259,21 +253,22 @@ def _reporter(layer: Any) -> Callable[[], None]:
 def _looked_into(
     layer: Any,
     names: list[str],
-    description: Fusion | Depthwise,
+    fusion: Fusion,
     family: FamilyLoops,
     act: str,
     layout: Any,
+    after: Sequence[Tensor | None],
 ) -> Callable[..., Any]:
     """The backward of a step where someone looks into it: the layer computes its map again, on
     tables, and autograd differentiates. It must not keep the layer alive, which keeps this."""
     own, training, size = weakref.ref(layer), layer.training, (layout.rows, layout.columns)
     eps = getattr(layer, "eps", None)
     given = [layer._parameters[name] for name in names]
-    fusion = description.norm if isinstance(description, Depthwise) else description
     order = [i for q in fusion.parameters for i, p in enumerate(given) if p is q]
-    convolve = convolved.again(given, description)
-    many, seen = family.tables, family.seen
-    del given, fusion, description, family
+    many, seen, gated = family.tables, family.seen, getattr(fusion, "keeps_gates", False)
+    convolve = convolved.Again(given, after, gated, act) if after else None
+    follows = act if convolve is None else "none"
+    del given, fusion, family, after
 
     def again(
         x: Tensor,
@@ -296,21 +291,22 @@ def _looked_into(
                 "now, and its gradient is computed by the layer once more. Try to change it after "
                 "the backward."
             )
-        follows = act
         with torch.enable_grad():
-            if convolve is not None and residual is not None:  # which is y
-                grad, residual, follows = before(grad, residual.detach(), act), None, "none"
+            if convolve is not None:  # in place of the residual it has its result
+                grad, residual = convolve.before(grad, residual), None
             inputs = plain.aliases([x, residual, *parameters])
             x, residual, *parameters = inputs  # type: ignore[assignment]
             moments = Moments(*plain.moments(x, layout), layout.count)
             state = LayerState(training, dict(kept._buffers), True)
             repeated = Repetition(kept, state, dict(zip(names, parameters, strict=True)))
             used = [parameters[i] for i in order]
-            result = repeated.result(moments, used, used, seen(tables[:many].to(moments.mean.dtype)))
+            result = repeated.result(
+                moments, used, used, seen(tables[:many].to(moments.mean.dtype))
+            )
             scale, shift, center = result.map.each(lambda t: t.expand(size))
             y = plain.affine(x, AffineMap(scale, shift, center, residual, follows), layout)
             if convolve is not None:
-                y = convolve(y, parameters, result.gate)
+                y = convolve.after(y, parameters, result.gate)
             outputs, outer = [y], [grad]
             if result.gate is not None and grad_gates is not None:
                 outputs, outer = [y, result.gate.expand(size)], [grad, grad_gates]
