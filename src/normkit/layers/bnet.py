@@ -107,15 +107,9 @@ class BNET(BatchNormalizer):
         if self.weight is None:
             return super().normalize(x, residual, activation)
         check_epilogue(x, residual, activation)
-        state = self.state()
-        x = dense(x)
-        both = self.description(x, state)
-        path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
-        whole = with_convolution(self, path, x, both, state, residual, activation)
-        if whole is not None:
-            return whole
-        path = path._replace(part=both is not None)
-        y, _ = self.run(path, x, state, None if both is None else both.norm)
+        y, _, whole = with_convolution(self, x, residual, activation)
+        if whole:
+            return y
         return epilogue(depthwise(y, self.weight, self.bias), residual, activation)
 
     def normalize_masked(
@@ -173,24 +167,41 @@ class BNET(BatchNormalizer):
 
 
 def with_convolution(
+    layer: BatchNormalizer, x: Tensor, residual: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor | None, bool]:
+    """Norm, convolution and what follows, where kernels or loops do it all; else the norm alone,
+    with its gates. And whether it was all."""
+    state = layer.state()
+    x = dense(x)
+    both = layer.description(x, state)
+    path = decide(x, layer.cells(x), both, fixed=not layer.uses_moments())
+    whole = None
+    if path.name == "fused" and not path.part:
+        whole = fused_convolution(layer, path, x, both, state, residual, activation)
+    elif path.name == "loops" and not layer.with_loops(path, state, both).part:
+        inside = activation in IN_LOOPS
+        within = (residual, activation) if inside else (None, "none")
+        whole = layer.in_loops(path, x, state, both, *within)
+        if not inside and whole is not None:
+            whole = followed_by(whole, residual, activation)
+    if whole is not None:
+        return whole, None, True
+    path = path._replace(part=True)  # plans of norms alone are others
+    return *layer.run(path, x, state, None if both is None else both.norm), False
+
+
+def fused_convolution(
     layer: BatchNormalizer,
     path: Path,
     x: Tensor,
-    both: Depthwise | None,
+    both: Depthwise,
     state: LayerState,
     residual: Tensor | None,
     activation: str,
-) -> Tensor | None:
-    """Norm, convolution and what follows, by kernels or loops that do it all where they can; None
-    where the norm is for itself."""
-    path = layer.with_loops(path, state, both)
-    if both is None or path.part or path.name not in ("fused", "loops"):
-        return None
-    inside = activation in IN_LOOPS if path.name == "loops" else layer.maps_epilogue(activation)
+) -> Tensor:
+    """Norm, convolution and what follows, by kernels that do it all where they can."""
+    inside = layer.maps_epilogue(activation)
     within: tuple[Tensor | None, str] = (residual, activation) if inside else (None, "none")
-    if path.name == "loops":
-        made: Tensor | None = layer.in_loops(path, x, state, both, *within)
-        return made if inside or made is None else followed_by(made, residual, activation)
     record = layer.recorded(path, x, state, both.norm, within[1])
     y, tables, begin = normalized_depthwise(
         x, both, *within, layer.cells, layer.repetition(state), record
