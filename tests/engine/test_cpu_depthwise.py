@@ -330,3 +330,20 @@ def test_kernels_of_other_sizes_are_not_read_by_loops():
     layer.bias.data = torch.ones(4)
     with pytest.raises(RuntimeError):
         layer(x)
+
+
+@every_format
+@pytest.mark.parametrize("case", ["bnet", "ubn-uncentred"])
+def test_of_a_mean_far_from_zero_nothing_is_left(case, memory):
+    """A center that does not fit into a float: what is missing of it counts as often as there are
+    values, in the gradient of the kernel and in the sums of the norm."""
+    layer, x = layer_of(case), batch(memory, (40, 30), dtype=torch.float32, mean=1000.0)
+    grad = 1 + (x - 1000) / 2
+    truth, (found, _) = exactly(layer, x.double(), grad.double()), step(layer, x, grad)
+    values = x.numel() // layer.channels
+    for name, wanted in truth.items():
+        if name in ("weight", "bias", "dx"):  # the first two are sums of values of about 1
+            near = 2.0**-20 * (1 if name == "dx" else values)
+            torch.testing.assert_close(
+                found[name].double(), wanted.double(), rtol=2.0**-20, atol=near
+            )

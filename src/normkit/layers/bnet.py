@@ -44,8 +44,8 @@ class BNET(BatchNormalizer):
 
     Use when: a little spatial context in the recovery step is worth 9C parameters: alone it gained
     as much as all of ubn in five epochs of CIFAR-10 (docs/evidence.md, g).
-    Avoid when: maps are tiny (only the centre tap acts on 1×1), or memory is short: the
-    normalized tensor is stored as well.
+    Avoid when: maps are tiny (only the centre tap acts on 1×1), or memory is short and torch
+    convolves (``nk.why``): the normalized tensor is stored as well.
 
     Paper: Xu et al. 2020 (BNET), the affine part of Unified BN. ``kernel_size=1`` is bn. The
     released code leaves the start of the kernel ambiguous: ``init`` is "torch" (the default of

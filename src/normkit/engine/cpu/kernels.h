@@ -1,6 +1,7 @@
 // How a loop for a CPU is called: by name, with addresses, their types, and numbers.
 //
-// moments, map, sums and input_gradient are the four passes over activations; pool, fixed, gate,
+// moments, map, sums and input_gradient are the four passes over activations, the last three also
+// with a depthwise convolution in them (depthwise, by the bands of window); pool, fixed, gate,
 // channel and mix the coefficients of each family, and condensation a part of gate's. What they
 // share: values (types of activations), tables (arguments), lanes and columns (sums along memory,
 // and across it), maps, pooling, memory (running statistics), threads.

@@ -57,29 +57,30 @@ template <class T> inline void store(T* to, typename Lanes<wide<T>>::vector x, i
   copy_some<W / 2>(to, some, n);
 }
 
-// in double: lanes on to others, and their sum
-inline void add(double* to, Lanes<double>::vector x) { store(to, load(to) + x); }
-inline void halves(Lanes<float>::vector x, Lanes<double>::vector* made) {
-  typedef Lanes<double>::vector wide;
-  made[0] = __builtin_convertvector(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7), wide);
-  made[1] = __builtin_convertvector(
-      __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15), wide);
+// in double: lanes on to others, and their sum, by halves
+template <class A, int bytes> struct Halves {
+  typedef A part __attribute__((vector_size(bytes)));
+  part at[2];
+  template <class V> explicit Halves(const V& x) { std::memcpy(at, &x, sizeof at); }
+};
+template <class V> inline Lanes<double>::vector widened(V x) {
+  return __builtin_convertvector(x, Lanes<double>::vector);
 }
+inline void add(double* to, Lanes<double>::vector x) { store(to, load(to) + x); }
 inline void add(double* to, Lanes<float>::vector x) {
-  Lanes<double>::vector made[2];
-  halves(x, made);
-  add(to, made[0]);
-  add(to + 8, made[1]);
+  const Halves<float, 32> halves(x);
+  add(to, widened(halves.at[0]));
+  add(to + 8, widened(halves.at[1]));
 }
 inline double total(Lanes<double>::vector x) {
-  x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
-  x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5);
-  return x[0] + x[1];
+  const Halves<double, 32> four(x);
+  const Halves<double, 16> two(four.at[0] + four.at[1]);
+  const auto last = two.at[0] + two.at[1];
+  return last[0] + last[1];
 }
 inline double total(Lanes<float>::vector x) {
-  Lanes<double>::vector made[2];
-  halves(x, made);
-  return total(made[0] + made[1]);
+  const Halves<float, 32> halves(x);
+  return total(widened(halves.at[0]) + widened(halves.at[1]));
 }
 template <class V> inline double total(V lanes, int) { return total(lanes); }
 

@@ -31,7 +31,7 @@ struct Pieces {
   explicit Pieces(Arguments& given)
       : N(given.size()), C(given.size()), H(given.size()), W(given.size()), last(given.size()),
         rows(given.size()) {
-    abreast = last ? std::min(C, ABREAST) : 1;
+    abreast = last ? std::min(C, W < 1024 ? ABREAST : 16) : 1;
     blocks = (C + abreast - 1) / abreast;
     const int64_t cells = last ? 512 : 2048;  // 128 and 8 kB of floats
     bands = (H + std::max<int64_t>(4, cells / W - 2) - 1) / std::max<int64_t>(4, cells / W - 2);
