@@ -181,9 +181,11 @@ def test_a_gradient_that_is_differentiated(case):
         with nk.use_backend(backend):
             y = own(x, r, "relu")
             assert backend == "torch" or "NormalizerStep" in y.grad_fn.name()
-            first = torch.autograd.grad((y**3).sum(), [x, r, own.weight], create_graph=True)
+            loss = ((y + 1) ** 3).sum()  # with a gradient beyond the ReLU too
+            first = torch.autograd.grad(loss, [x, r, own.weight], create_graph=True)
             square = sum(d.square().sum() for d in first)
-            found.append(torch.autograd.grad(square, [x, r, *own.parameters()]))
+            second = torch.autograd.grad(square, [x, r, *own.parameters()])
+            found.append([*(d.detach() for d in first), *second])
     for got, wanted in zip(*found, strict=True):
         near = 1e-10 if got.dtype == torch.float64 else 1e-5
         torch.testing.assert_close(got, wanted, rtol=near, atol=near * float(wanted.abs().max()))
@@ -258,9 +260,11 @@ def test_a_batch_that_is_left_out_is_told():
 
 
 @pytest.mark.parametrize("activation", ["relu6", "gelu"])
-def test_activations_that_loops_do_not_know(activation):
+def test_activations_that_loops_do_not_know(activation, monkeypatch):
+    """They come after what loops have convolved."""
     layer, (x, grad, rest) = layer_of("ubn"), (batch() for _ in range(3))
     expected = exactly(layer, x, grad, rest, activation)
+    monkeypatch.setattr("normkit.layers.ubn.depthwise", None)
     agree(step(layer, x, grad, rest, activation)[0], expected)
 
 
@@ -347,3 +351,16 @@ def test_of_a_mean_far_from_zero_nothing_is_left(case, memory):
             torch.testing.assert_close(
                 found[name].double(), wanted.double(), rtol=2.0**-20, atol=near
             )
+
+
+def test_every_bfloat16_is_rounded_as_by_torch():
+    """To nearest, ties to even. The products fit into a float, so there is one rounding to it."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    x = bits.view(torch.bfloat16)
+    x = torch.where(x.isfinite(), x, 1).reshape(1, 1, 256, 256)
+    layer = nk.make("bnet", 1, eps=0.0, init="dirac").eval()
+    for scale, shift in ((1.0, 0.0), (1.0 + 2.0**-8, 0.0), (0.75, 0.1)):
+        with torch.no_grad():
+            layer.weight[0, 0, 1, 1], layer.bias[0] = scale, shift
+        wanted = (x.float() * scale + shift).to(torch.bfloat16)
+        torch.testing.assert_close(layer(x), wanted, rtol=0, atol=0)

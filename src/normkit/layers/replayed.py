@@ -105,7 +105,7 @@ class Replayed:
         if isinstance(fusion, Depthwise):
             if self.listeners:  # who are told of a norm's moments: plans of both kinds would mix
                 path = path._replace(part=True, reason="someone listens to its moments")
-            own, fusion, part = fusion[1:], fusion.norm, True
+            own, fusion, part = () if path.part else fusion[1:], fusion.norm, True
         if isinstance(fusion, Traced):  # whose loops write all statistics
             return path
         if fusion.memory is None and self.tracks(state):
