@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.func import functional_call
 
 import normkit as nk
 from cases import FORMATS
+from normkit.engine import remaking
 from normkit.engine.remaking import Remaking
 from normkit.errors import NonFiniteWarning
 
@@ -304,20 +306,29 @@ def test_it_is_told_what_convolves(monkeypatch):
         layer.listeners = ()
         assert whole(layer, maps)
         with Remaking():
-            assert not whole(layer, maps)
+            assert whole(layer, maps)
         assert whole(layer, maps)
 
 
 @pytest.mark.parametrize("case", ["bnet", "ubn"])
-def test_outputs_that_are_made_again(case):
-    layer, (x, grad) = layer_of(case), (batch() for _ in range(2))
-    step(copy.deepcopy(layer), x, grad)
-    expected = exactly(layer, x, grad, None, "relu")
-    with Remaking():
-        given = x.clone().requires_grad_()
-        y = layer(given, None, "relu")
-    y.backward(grad)
-    torch.testing.assert_close(given.grad, expected["dx"], rtol=1e-10, atol=1e-10)
+def test_outputs_that_are_made_again(case, monkeypatch):
+    """To the last bit, for whoever waits for them."""
+    made, first = [], remaking._Node.made
+    monkeypatch.setattr(remaking._Node, "made", lambda node: made.append(node) or first(node))
+    for activation, with_residual in FOLLOWED:
+        layer, (x, rest, factor) = layer_of(case), (batch() for _ in range(3))
+        rest, found = rest if with_residual else None, []
+        for block in (nullcontext(), Remaking()):
+            own, given = copy.deepcopy(layer), x.clone().requires_grad_()
+            with block:
+                y = own(given, rest, activation)
+                assert "NormalizerStep" in y.grad_fn.name()
+                loss = (y * factor).sum() + (y * y).sum()  # whose backward needs y
+            loss.backward()
+            found.append([given.grad, *(p.grad for p in own.parameters())])
+        for one, other in zip(*found, strict=True):
+            assert torch.equal(one, other)
+    assert len({id(node) for node in made}) == len(FOLLOWED)
 
 
 def test_kernels_of_other_sizes_are_not_read_by_loops():

@@ -260,8 +260,6 @@ def _not_in_loops(x: Tensor, description: Depthwise) -> str:
     """What keeps loops from doing the convolution as well, if anything."""
     if has_gaps(description):
         return "its parameters or statistics have gaps in memory"
-    if remaking.active():
-        return "its output is made again"
     return _not_convolved(x, description)
 
 
