@@ -301,7 +301,7 @@ def test_it_is_told_what_convolves(monkeypatch):
         heard = []
         layer.listeners = (heard.append,)
         for _ in range(2):
-            assert not whole(layer, maps)
+            assert whole(layer, maps)
         assert len(heard) == 2
         layer.listeners = ()
         assert whole(layer, maps)
@@ -375,3 +375,16 @@ def test_every_bfloat16_is_rounded_as_by_torch():
             layer.weight[0, 0, 1, 1], layer.bias[0] = scale, shift
         wanted = (x.float() * scale + shift).to(torch.bfloat16)
         torch.testing.assert_close(layer(x), wanted, rtol=0, atol=0)
+
+
+def test_plans_of_a_norm_alone_are_no_plans_of_all():
+    """A kernel in half precision is torch's; then it is another one, and nobody said so."""
+    layer, x = layer_of("bnet"), batch(dtype=torch.float32)
+    layer.listeners = (lambda moments: None,)
+    kernel = layer.weight.data
+    layer.weight.data = kernel.half()
+    layer(x)
+    layer.weight.data = kernel
+    with nk.use_backend("torch"):
+        expected = copy.deepcopy(layer)(x)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)

@@ -17,7 +17,7 @@ from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 
-_OWN = {"_factory", "_warned", "_seen", "_traced", "_replays", "_norm_replays"}
+_OWN = {"_factory", "_warned", "_seen", "_traced", "_replays", "_norm_replays", "_heard_replays"}
 _OWN |= {"_unrecorded", "_record_obstacle", "_options_set", "_not_remade"}
 _WATCHERS = {"listeners", "exchange", "_lookers"}
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | _OWN | _WATCHERS

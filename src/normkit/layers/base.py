@@ -30,9 +30,9 @@ from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 from normkit.layers.converted import Converted
 from normkit.layers.from_training import FromTraining
 from normkit.layers.masking import Masking, mask_in_force
-from normkit.layers.replayed import Replayed
+from normkit.layers.replayed import PLANS_OF, Replayed
 
-NO_PLANS = {"_replays": None, "_norm_replays": None}
+NO_PLANS = dict.fromkeys(PLANS_OF)
 
 
 class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):

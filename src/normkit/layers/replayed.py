@@ -26,6 +26,7 @@ from normkit.engine.replay.record import (
     step_record,
 )
 
+PLANS_OF = "_replays", "_norm_replays", "_heard_replays"
 NO_OPTIONS = ("training", "_seen", "_warned")  # attributes that change no step
 
 
@@ -34,6 +35,7 @@ class Replayed:
 
     _replays: Any = None  # a callable of C++, once there is one
     _norm_replays: Any = None  # the same of a norm alone, where the convolution after it is torch's
+    _heard_replays: Any = None  # the same of steps whose moments someone is told
     listeners: tuple[Callable[[Moments], None], ...]
     training: bool
 
@@ -103,8 +105,6 @@ class Replayed:
         own: tuple[Tensor | None, ...] = ()
         part = path.part
         if isinstance(fusion, Depthwise):
-            if self.listeners:  # who are told of a norm's moments: plans of both kinds would mix
-                path = path._replace(part=True, reason="someone listens to its moments")
             own, fusion, part = () if path.part else fusion[1:], fusion.norm, True
         if isinstance(fusion, Traced):  # whose loops write all statistics
             return path
@@ -134,8 +134,8 @@ class Replayed:
             return None
         check_epilogue(x, residual, activation)
         # what is more than the step is not for ``replay``
-        more = path.part or bool(self.listeners)
-        own, name = self.__dict__, "_norm_replays" if more else "_replays"
+        name = "_heard_replays" if self.listeners else "_replays"
+        own, name = self.__dict__, "_norm_replays" if path.part else name
         replays = own.get(name) or extension_on_cpu().Replays()
         if residual is not None and (residual.stride() != x.stride() or residual.is_neg()):
             like = x.new_empty_strided(x.shape, x.stride(), dtype=residual.dtype)
@@ -174,7 +174,7 @@ class Replayed:
         # momentum with a schedule, is not worth recording for
         own = self.__dict__
         own["_options_set"] = own.get("_options_set", 0) + 1  # steps that are being recorded
-        if own.get("_replays") is not None or own.get("_norm_replays") is not None:
-            own["_replays"] = own["_norm_replays"] = None
+        if any(own.get(name) is not None for name in PLANS_OF):
+            own.update(dict.fromkeys(PLANS_OF))
             own["_unrecorded"] = own.get("_unrecorded", 0) + 1
         own["_traced"] = {}  # plans are of the options that there were
