@@ -20,7 +20,7 @@ from normkit.core.layout import Batch, Channels, Layout
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 
-_OWN = {"_factory", "_warned", "_seen", "_traced", "_replays", "_norm_replays"}
+_OWN = {"_factory", "_warned", "_seen", "_traced", "_replays", "_norm_replays", "_heard_replays"}
 _OWN |= {"_unrecorded", "_record_obstacle", "_options_set", "_not_remade", "_tapes"}
 _WATCHERS = {"listeners", "exchange", "_lookers"}
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | _OWN | _WATCHERS
@@ -53,6 +53,16 @@ def kind_of(layer: Any, state: LayerState) -> tuple[Any, ...]:
         if t is not None
     ]
     return type(layer), tuple(options), tuple(tensors)
+
+
+def as_it_was(layer: Any) -> Any:
+    """The layer with its options of now, whatever they become, and with its own tensors. It does
+    not keep the layer alive, nor those who watch it."""
+    then = object.__new__(type(layer))
+    not_kept = {"_traced", "_replays", "_norm_replays", "_heard_replays", *_WATCHERS}
+    kept = {n: v for n, v in layer.__dict__.items() if n not in not_kept and "_hooks" not in n}
+    then.__dict__.update(nn.Module().__dict__ | kept, listeners=(), exchange=None)
+    return then
 
 
 def _is_plain(value: Any) -> bool:

@@ -245,14 +245,22 @@ def _without_gpu(
     obstacle = cpp_passes.serves(x, layout)
     if obstacle:
         return Path("torch", obstacle, apart=apart)
-    part = isinstance(description, Depthwise)
+    reason, part = "", False
     if isinstance(description, Depthwise):
-        description = description.norm
+        reason = _not_in_loops(x, description)
+        part, description = bool(reason), description.norm
     if description is None:
         return Path("cpp", "" if fixed else "no loop makes its coefficients", apart=apart)
     if not isinstance(description, Traced) and has_gaps(description):
         return Path("cpp", "its parameters or statistics have gaps in memory", part, apart)
-    return Path("loops", "", part, apart)
+    return Path("loops", reason, part, apart)
+
+
+def _not_in_loops(x: Tensor, description: Depthwise) -> str:
+    """What keeps loops from doing the convolution as well, if anything."""
+    if has_gaps(description):
+        return "its parameters or statistics have gaps in memory"
+    return _not_convolved(x, description)
 
 
 # ---------------------------------------------------------------- what keeps Triton from it

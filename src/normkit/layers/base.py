@@ -21,6 +21,7 @@ from normkit.core.statistics import LayerState, MapResult, Repetition, StateUpda
 from normkit.core.tracing import node_of
 from normkit.core.trained import FixedMap, TrainedBN
 from normkit.engine import tracing
+from normkit.engine.coefficients import as_it_was
 from normkit.engine.cpu.passes import ACTIVATIONS as IN_LOOPS
 from normkit.engine.dispatch import KERNELS, Path, decide
 from normkit.engine.epilogue import check as check_epilogue
@@ -30,9 +31,9 @@ from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 from normkit.layers.converted import Converted
 from normkit.layers.from_training import FromTraining
 from normkit.layers.masking import Masking, mask_in_force
-from normkit.layers.replayed import Replayed
+from normkit.layers.replayed import PLANS_OF, Replayed
 
-NO_PLANS = {"_replays": None, "_norm_replays": None}
+NO_PLANS = dict.fromkeys(PLANS_OF)
 
 
 class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
@@ -346,7 +347,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
 
     def repetition(self, state: LayerState) -> Repetition:
         """How a kernel's map is made once more where it has to be differentiated twice."""
-        return Repetition(self, state, dict(self._parameters))
+        return Repetition(as_it_was(self), state, dict(self._parameters))
 
     def state(self) -> LayerState:
         """What a forward starts from."""

@@ -17,6 +17,7 @@ from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 from normkit.core.trained import FixedMap, TrainedBN
 from normkit.engine.activations import BY_RESULT
+from normkit.engine.cpu.passes import ACTIVATIONS as IN_LOOPS
 from normkit.engine.dispatch import Path, decide
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue, followed_by
@@ -43,8 +44,8 @@ class BNET(BatchNormalizer):
 
     Use when: a little spatial context in the recovery step is worth 9C parameters: alone it gained
     nearly as much as all of ubn in five epochs of CIFAR-10 (docs/evidence.md, g).
-    Avoid when: maps are tiny (only the centre tap acts on 1×1), or memory is short: the
-    normalized tensor is stored as well.
+    Avoid when: maps are tiny (only the centre tap acts on 1×1), or memory is short and torch
+    convolves (``nk.why``): the normalized tensor is stored as well.
 
     Paper: Xu et al. 2020 (BNET), the affine part of Unified BN. ``kernel_size=1`` is bn. The
     released code leaves the start of the kernel ambiguous: ``init`` is "torch" (the default of
@@ -106,13 +107,9 @@ class BNET(BatchNormalizer):
         if self.weight is None:
             return super().normalize(x, residual, activation)
         check_epilogue(x, residual, activation)
-        state = self.state()
-        x = dense(x)
-        both = self.description(x, state)
-        path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
-        if path.name == "fused" and not path.part:
-            return fused_convolution(self, path, x, both, state, residual, activation)
-        y, _ = self.run(path, x, state, None if both is None else both.norm)
+        y, _, whole = with_convolution(self, x, residual, activation)
+        if whole:
+            return y
         return epilogue(depthwise(y, self.weight, self.bias), residual, activation)
 
     def normalize_masked(
@@ -167,6 +164,30 @@ class BNET(BatchNormalizer):
         if self.init == "torch":
             return is_drawn(self.weight, self.bias)
         return super().affine_at_start()
+
+
+def with_convolution(
+    layer: BatchNormalizer, x: Tensor, residual: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor | None, bool]:
+    """Norm, convolution and what follows, where kernels or loops do it all; else the norm alone,
+    with its gates. And whether it was all."""
+    state = layer.state()
+    x = dense(x)
+    both = layer.description(x, state)
+    path = decide(x, layer.cells(x), both, fixed=not layer.uses_moments())
+    whole = None
+    if path.name == "fused" and not path.part:
+        whole = fused_convolution(layer, path, x, both, state, residual, activation)
+    elif path.name == "loops" and not layer.with_loops(path, state, both).part:
+        inside = activation in IN_LOOPS
+        within = (residual, activation) if inside else (None, "none")
+        whole = layer.in_loops(path, x, state, both, *within)
+        if not inside and whole is not None:
+            whole = followed_by(whole, residual, activation)
+    if whole is not None:
+        return whole, None, True
+    path = path._replace(part=True)  # plans of norms alone are others
+    return *layer.run(path, x, state, None if both is None else both.norm), False
 
 
 def fused_convolution(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normkit.core.fusion import Fusion, Pixel, Squash, Traced
+from normkit.core.fusion import Depthwise, Fusion, Pixel, Squash, Traced
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
@@ -28,6 +28,7 @@ from normkit.engine.replay.record import (
 )
 
 WRITERS: dict[type, Any] = {Pixel: written_pixels, Squash: written_squash}  # of steps on CPUs
+PLANS_OF = "_replays", "_norm_replays", "_heard_replays"
 NO_OPTIONS = ("training", "_seen", "_warned")  # attributes that change no step
 
 
@@ -36,6 +37,7 @@ class Replayed:
 
     _replays: Any = None  # a callable of C++, once there is one
     _norm_replays: Any = None  # the same of a norm alone, where the convolution after it is torch's
+    _heard_replays: Any = None  # the same of steps whose moments someone is told
     listeners: tuple[Callable[[Moments], None], ...]
     training: bool
 
@@ -99,14 +101,17 @@ class Replayed:
         return step_record(self, x, activation)
 
     def with_loops(self, path: Path, state: LayerState, fusion: Any) -> Path:
-        """A path on a CPU, without the loops for coefficients that do not do all of it."""
+        """A path on a CPU, without the loops that do not do all of it."""
         if path.name != "loops":
             return path
-        fusion = getattr(fusion, "norm", fusion)
+        part = path.part
+        if isinstance(fusion, Depthwise):
+            fusion, part = fusion.norm, True
         if isinstance(fusion, Traced | Pixel):  # whose loops write all statistics there are
             return path
         if fusion.memory is None and self.tracks(state):
-            return path._replace(name="cpp", reason="torch updates its running statistics")
+            reason = "torch updates its running statistics"
+            return path._replace(name="cpp", reason=reason, part=part)
         return path
 
     def in_loops(
@@ -114,7 +119,7 @@ class Replayed:
         path: Path,
         x: Tensor,
         state: LayerState,
-        fusion: Fusion | Pixel,
+        fusion: Fusion | Pixel | Depthwise,
         residual: Tensor | None,
         activation: str,
     ) -> Any:
@@ -124,8 +129,8 @@ class Replayed:
             return None
         check_epilogue(x, residual, activation)
         # what is more than the step is not for ``replay``
-        more = path.part or bool(self.listeners)
-        own, name = self.__dict__, "_norm_replays" if more else "_replays"
+        name = "_heard_replays" if self.listeners else "_replays"
+        own, name = self.__dict__, "_norm_replays" if path.part else name
         replays = own.get(name) or extension_on_cpu().Replays()
         if residual is not None and (residual.stride() != x.stride() or residual.is_neg()):
             like = x.new_empty_strided(x.shape, x.stride(), dtype=residual.dtype)
@@ -165,7 +170,7 @@ class Replayed:
         # momentum with a schedule, is not worth recording for
         own = self.__dict__
         own["_options_set"] = own.get("_options_set", 0) + 1  # steps that are being recorded
-        if own.get("_replays") is not None or own.get("_norm_replays") is not None:
-            own["_replays"] = own["_norm_replays"] = None
+        if any(own.get(name) is not None for name in PLANS_OF):
+            own.update(dict.fromkeys(PLANS_OF))
             own["_unrecorded"] = own.get("_unrecorded", 0) + 1
         own["_traced"] = {}  # plans are of the options that there were

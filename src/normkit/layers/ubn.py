@@ -10,14 +10,12 @@ from torch import Tensor
 
 from normkit.core.card import Card
 from normkit.core.fusion import Condensation, Depthwise, Fusion, Gate
-from normkit.core.layout import dense
 from normkit.core.masks import blank
 from normkit.core.messages import title
 from normkit.core.moments import Coefficients, Moments
 from normkit.core.statistics import LayerState, MapResult, StateUpdate
 from normkit.core.trained import ParameterRole, TrainedBN
 from normkit.engine.activations import BY_RESULT
-from normkit.engine.dispatch import decide
 from normkit.engine.epilogue import check as check_epilogue
 from normkit.engine.epilogue import epilogue
 from normkit.engine.normalize import normalize
@@ -29,10 +27,10 @@ from normkit.layers.bnet import (
     around_centre,
     centre,
     check_dims,
-    fused_convolution,
     is_drawn,
     odd,
     start_kernel,
+    with_convolution,
 )
 from normkit.layers.gated import centered, centered_by
 from normkit.layers.gated import gate as gate_of
@@ -386,19 +384,12 @@ class UBN(BatchNormalizer):
 
     def normalize(self, x: Tensor, residual: Tensor | None, activation: str) -> Tensor:
         check_epilogue(x, residual, activation)
-        state = self.state()
         if not self._convolves:
-            y, result = self.mapped(x, state, residual, activation)
+            y, result = self.mapped(x, self.state(), residual, activation)
             self.write(result.update)
             return y
-        assert self.weight is not None and self.bias is not None
-        x = dense(x)
-        both = self.description(x, state)
-        path = decide(x, self.cells(x), both, fixed=not self.uses_moments())
-        if path.name == "fused" and not path.part:
-            return fused_convolution(self, path, x, both, state, residual, activation)
-        standardized, s = self.run(path, x, state, None if both is None else both.norm)
-        return self._convolved(standardized, s, residual, activation)
+        y, s, whole = with_convolution(self, x, residual, activation)
+        return y if whole else self._convolved(y, s, residual, activation)
 
     def _convolved(
         self, standardized: Tensor, s: Tensor | None, residual: Tensor | None, activation: str

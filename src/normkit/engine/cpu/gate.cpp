@@ -107,11 +107,12 @@ int gate_gradient_kernel(const Call& call) {
       }
     }
     const double dscale = gamma * by_weight + by_pa;
-    const double dmiddle = (-by_middle - scale * by_p) * pooled;
-    const double dvar = -0.5 * scale * scale * scale * dscale * pooled;
+    // given statistics carry nothing from one sample to another, not even what is no number
+    const double dmiddle = pooled == 0 ? 0 : (-by_middle - scale * by_p) * pooled;
+    const double dvar = pooled == 0 ? 0 : -0.5 * scale * scale * scale * dscale * pooled;
     // where the statistics are the batch's, the factors of m sum to zero: about the mean of m, for
     // otherwise it would cancel
-    const double about = by_m * pooled;
+    const double about = pooled == 0 ? 0 : by_m * pooled;
     double by_center = 0;
     for (int64_t n = 0; n < rows; ++n) {
       const int64_t at = n * C + j;

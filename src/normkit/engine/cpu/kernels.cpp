@@ -10,7 +10,8 @@
   EACH(gate_map) EACH(gate_gradient) EACH(score)                                  \
   EACH(channel_map) EACH(channel_gradient) EACH(mix_map) EACH(mix_gradient)       \
   EACH(tape_map) EACH(tape_gradient) EACH(squash_map) EACH(squash_gradient)       \
-  EACH(pixel_affine) EACH(pixel_map) EACH(pixel_gradient)
+  EACH(pixel_affine) EACH(pixel_map) EACH(pixel_gradient)                         \
+  EACH(depthwise_map) EACH(depthwise_sums) EACH(depthwise_input_gradient)
 
 namespace normkit {
 

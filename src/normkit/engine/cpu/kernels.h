@@ -1,10 +1,11 @@
 // How a loop for a CPU is called: by name, with addresses, their types, and numbers.
 //
-// moments, map, sums and input_gradient are the four passes over activations; pool, fixed, gate,
-// channel and mix the coefficients of each family, and condensation a part of gate's; pixel is a
-// family of its own, coefficients and passes in one. What they share: values (types of activations),
-// tables (arguments), lanes and columns (sums along memory, and across it), maps, pooling, memory
-// (running statistics), threads.
+// moments, map, sums and input_gradient are the four passes over activations, the last three also
+// with a depthwise convolution in them (depthwise, by the bands of window); pool, fixed, gate,
+// channel and mix the coefficients of each family, and condensation a part of gate's; tape those of
+// layers in no family; pixel and squash are both in one. What they share: values (types of
+// activations), tables (arguments), lanes and columns (sums along memory, and across it), maps,
+// pooling, memory (running statistics), threads.
 //
 // Activations are float, double or bfloat16, (rows, C, L) or, with channels last, (rows, L, C): L
 // positions of one cell. Tables are double, so that a step's small arithmetic adds no error of its

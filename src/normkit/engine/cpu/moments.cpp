@@ -28,8 +28,8 @@ template <class T> void about(const T* x, int64_t n, wide<T> c, double& first, d
     s += d;
     q += d * d;
   }
-  first = total(s + s2, W);
-  second = total(q + q2, W);
+  first = total(s + s2);
+  second = total(q + q2);
   for (; i < n; ++i) {
     A d = up(x[i]) - c;
     first += d;

@@ -53,12 +53,13 @@ template <class Type, bool LAST, int SIDES> struct Patch {
   V of(const T* x, int64_t i, int u, V rest = V{}) const {
     const int64_t at = place(i, u), n = there(i, u);
     if (n >= W) return load(x + at);
-    return at + W <= size ? first_of(load(x + at), n, rest) : load_some(x + at, n, rest);
+    return at + W <= size ? first_of(load(x + at), n, rest)
+                          : first_of(load(x + at, n), n, rest);
   }
   void put(T* to, int64_t i, int u, V x) const {
     const int64_t n = there(i, u);
     if (n >= W) store(to + place(i, u), x);
-    else store_some(to + place(i, u), n, x);
+    else store(to + place(i, u), x, n);
   }
   int64_t place(int64_t i, int u) const { return start + (LAST ? u * C + i : i * stride + u * W); }
   int64_t there(int64_t i, int u) const { return LAST ? C - i : left - u * W; }
@@ -185,7 +186,7 @@ template <class P> struct Memory {
   void settle(double* of_scale, double* of_shift) {
     auto move = [&](V* sums, double* to) {
       for (int64_t j = 0; j < C; ++j)
-        to[j] += P::last ? double(sums[j / P::W][j % P::W]) : total(sums[j], P::W);
+        to[j] += P::last ? double(sums[j / P::W][j % P::W]) : total(sums[j]);
       std::fill_n(sums, rows, V{});
     };
     move(by_scale, of_scale);

@@ -85,7 +85,7 @@ void map(const T* x, const T* r, T* y, const Shape& s, const Parameters<wide<T>>
         const V shift = s.last ? load(p.shift + i) : Lanes<A>::all(p.shift[j]);
         const V rest = F == RESIDUAL || F == BOTH ? load(r + at + i, count - i) : V{};
         const V t = tanh_of(p.alpha * load(x + at + i, count - i));
-        store(y + at + i, count - i, finished<F>(scale * t + shift, rest));
+        store(y + at + i, finished<F>(scale * t + shift, rest), count - i);
       }
     });
   });
@@ -108,7 +108,7 @@ void gradient(const T* grad, const T* x, const T* r, T* kept, T* dx, const Shape
       V by_alpha{}, along{}, alone{};
       int64_t added = 0;
       auto settle = [&](int64_t j) {
-        own[2 * s.C] += total(by_alpha, W);
+        own[2 * s.C] += total(by_alpha);
         if (s.last) {
           for (int64_t c = 0; c < s.C; ++c) {
             own[c] += by_scale[c];
@@ -116,8 +116,8 @@ void gradient(const T* grad, const T* x, const T* r, T* kept, T* dx, const Shape
           }
           std::fill_n(by_scale, 2 * wide_C, A(0));
         } else {
-          own[j] += total(along, W);
-          own[s.C + j] += total(alone, W);
+          own[j] += total(along);
+          own[s.C + j] += total(alone);
         }
         by_alpha = along = alone = V{};
         added = 0;
@@ -131,8 +131,8 @@ void gradient(const T* grad, const T* x, const T* r, T* kept, T* dx, const Shape
           const V rest = F == BOTH ? load(r + at + i, count - i) : V{};
           const V g = before<F>(load(grad + at + i, count - i), t, scale, shift, V{}, rest);
           const V slope = scale * g * ((1 - t) * (1 + t));
-          if (kept) store(kept + at + i, count - i, g);
-          if (dx) store(dx + at + i, count - i, p.alpha * slope);
+          if (kept) store(kept + at + i, g, count - i);
+          if (dx) store(dx + at + i, p.alpha * slope, count - i);
           by_alpha += slope * value;
           if (s.last) {
             store(by_scale + i, load(by_scale + i) + g * t);

@@ -14,14 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.core.fusion import Fixed, Fusion, Pool, Traced
-from normkit.core.moments import Moments
+from normkit.core.fusion import Fixed, Pool, Traced
 from normkit.core.precision import statistics_dtype
-from normkit.core.statistics import LayerState, Repetition, Seen
-from normkit.engine import plain
+from normkit.engine.cpu import convolved
 from normkit.engine.cpu.families import FAMILIES, GATES, NOTHING, Slot
+from normkit.engine.cpu.looked_into import looked_into, looked_into_frozen
 from normkit.engine.cpu.passes import ACTIVATIONS, DTYPES, extent
-from normkit.engine.epilogue import AffineMap
 
 X, RESIDUAL, FIRST = 0, 1, 2  # slots
 THE_GRADIENT = -2  # in place of a slot: the incoming one itself
@@ -54,13 +52,14 @@ class Program:
 
 
 def written(
-    layer: Any, x: Tensor, residual: Tensor | None, activation: str, fusion: Fusion, layout: Any
+    layer: Any, x: Tensor, residual: Tensor | None, activation: str, description: Any, layout: Any
 ) -> dict[str, Any] | None:
     """The plan of a step like this one; None if no loops do it, or not with the layer's own
     tensors alone, which C++ finds by name."""
     if activation not in ACTIVATIONS or (residual is not None and residual.dtype != x.dtype):
         return None
-    used = {id(t) for t in _tensors(fusion)}
+    fusion, after = convolved.apart(description)
+    used = {id(t) for t in _tensors(description)}
     own = {name: p for name, p in layer._parameters.items() if id(p) in used}
     kept = {name: b for name, b in layer._buffers.items() if id(b) in used}
     fixed, learned = isinstance(fusion, Fixed), any(p.requires_grad for p in own.values())
@@ -74,6 +73,8 @@ def written(
     if len(places) < len(tensors) or not used <= places.keys():
         return None  # a tensor under two names, or one of somebody else
     if not isinstance(fusion, Traced) and not _fits(fusion, layout.columns):
+        return None
+    if not convolved.fits(after, layout.columns):
         return None
     if not all(p.dtype in DTYPES for p in own.values()):
         return None
@@ -90,10 +91,15 @@ def written(
         return None  # as of statistics that were loaded in half precision
     rows, row, period = layout.rows, layout.columns, family.period
     step = 0 if period == row else row  # from the map of a sample to the next one's
-    numbers = [*extent(layout), step, step, step, ACTIVATIONS[activation]]
+    passes, sizes = convolved.passes(x, layout) if after else ("", extent(layout))
+    numbers = [*sizes, step, step, step, ACTIVATIONS[activation]]
+    kernel = [slot(p) for p in after]  # and bias
+    keeps_gates = getattr(fusion, "keeps_gates", False)
+    inside = rows * row if after and keeps_gates else 0  # gates that nobody else is told
 
     forward = Program(FIRST + len(places))
-    y, tables, gates = forward.like_x(), forward.table(family.tables), NOTHING
+    y, gates = forward.like_x(), NOTHING
+    tables = forward.table(family.tables + inside)
     given: list[Any] = [tables, *family.map[0]]
     if family.moments:
         moments = forward.table(2 * rows * row)
@@ -102,30 +108,40 @@ def written(
             score, rest = family.score
             forward.call("score", [X, moments, score], [rows, row, layout.count, *rest])
         given = [moments, *given]
-    if getattr(fusion, "keeps_gates", False):
+    if keeps_gates and not inside:
         gates = forward.table(rows * row, statistics_dtype(x.dtype))
-        given = [gates if slot == GATES else slot for slot in given]
+    used_gates = (tables, family.tables) if inside else gates
+    given = [used_gates if slot == GATES else slot for slot in given]
     forward.call(f"{family.name}_map", given, family.map[1])
     map = [(tables, i * period) for i in range(3)]
-    forward.call("map", [X, RESIDUAL, y, *map], numbers)
+    further = [*kernel, used_gates] if after else []
+    forward.call(f"{passes}map", [X, RESIDUAL, y, *map, *further], numbers)
 
     tables_again, grad = FIRST + len(own), FIRST + len(own) + 1
     backward = Program(grad + (1 if gates == NOTHING else 2))
     map = [(tables_again, i * period) for i in range(3)]
     needs_residual = residual is not None and residual.requires_grad
     before = backward.like_x() if needs_residual and activation != "none" else NOTHING
+    frozen = fixed and not learned and not after  # then there is less to do
+    keeps_x = not frozen or activation != "none"
     gradients = {id(p): NOTHING for p in (None, *own.values())}
-    extra, keeps_x = NOTHING, learned or not fixed or activation != "none"
-    if learned or not fixed or before != NOTHING:
+    gradients |= {id(p): backward.table(p.numel(), p.dtype) for p in after if p is not None}
+    dgates = backward.table(inside) if inside else grad + 1
+    further, extra = [], NOTHING
+    if after:
+        used_gates = (tables_again, family.tables) if inside else NOTHING
+        further = [*kernel, used_gates, *(gradients[id(p)] for p in after)]
+        further.append(dgates if inside else NOTHING)
+    if not frozen or before != NOTHING:
         sums = backward.table(2 * rows * row)
-        backward.call("sums", [grad, X, RESIDUAL, before, *map, sums], numbers)
-    if learned or not fixed:
+        backward.call(f"{passes}sums", [grad, X, RESIDUAL, before, *map, sums, *further], numbers)
+    if not frozen:
         extra = backward.table(2 * period)
         for p in fusion.parameters:
             if p is not None and all(p is not other for other in family.unused):
                 gradients[id(p)] = backward.table(p.numel(), p.dtype)
         found = [gradients[id(p)] for p in fusion.parameters]
-        between = [grad + 1 if slot == GATES else slot for slot in family.gradient[0]]
+        between = [dgates if slot == GATES else slot for slot in family.gradient[0]]
         given = [sums, tables_again, *between, extra, *found]
         backward.call(f"{family.name}_gradient", given, family.gradient[1])
     dx = NOTHING
@@ -134,7 +150,7 @@ def written(
         given = [grad, X if keeps_x else grad, RESIDUAL, dx, *map, NOTHING, NOTHING]
         if family.moments:
             given[-2:] = [extra, (extra, period)]
-        backward.call("input_gradient", given, [*numbers, step])
+        backward.call(f"{passes}input_gradient", [*given, *kernel[:1]], [*numbers, step])
     return {
         "parameters": list(own),
         "buffers": list(kept),
@@ -148,15 +164,15 @@ def written(
         "backward": backward.given(),
         "y": y,
         "tables": tables,
-        "keeps_y": False,
+        "keeps_y": bool(after) and activation != "none",  # in the residual's place
         "dx": dx,
         "dresidual": THE_GRADIENT if needs_residual and before == NOTHING else before,
         "gradients": [(gradients[id(p)], 0, p.numel()) for p in own.values()],
         "keeps_x": keeps_x,
         **({"learned": learned} if fixed else {}),
-        "again": _frozen(activation, layout)
-        if fixed and not learned
-        else _looked_into(layer, list(own), fusion, family.seen, activation, layout),
+        "again": looked_into_frozen(activation, layout)
+        if frozen
+        else looked_into(layer, list(own), fusion, family, activation, layout, after),
         "report": _reporter(layer),
         "gates": gates,
         "rows": rows,
@@ -225,90 +241,3 @@ def _reporter(layer: Any) -> Callable[[], None]:
             kept.report()
 
     return report
-
-
-def _looked_into(
-    layer: Any,
-    names: list[str],
-    fusion: Fusion,
-    seen: Callable[[Tensor], Seen],
-    act: str,
-    layout: Any,
-) -> Callable[..., Any]:
-    """The backward of a step where someone looks into it: the layer computes its map again, on
-    tables, and autograd differentiates. It must not keep the layer alive, which keeps this."""
-    own, training, size = weakref.ref(layer), layer.training, (layout.rows, layout.columns)
-    eps = getattr(layer, "eps", None)
-    given = [layer._parameters[name] for name in names]
-    order = [i for q in fusion.parameters for i, p in enumerate(given) if p is q]
-    del given, fusion
-
-    def again(
-        x: Tensor,
-        residual: Tensor | None,
-        parameters: Sequence[Tensor],
-        tables: Tensor,
-        grad: Tensor,
-        needs: Sequence[bool],
-        grad_gates: Tensor | None = None,
-    ) -> list[Tensor | None]:
-        kept, further = own(), torch.is_grad_enabled()
-        if kept is None:
-            raise RuntimeError(
-                "The layer of this graph is gone, and its gradient cannot be differentiated "
-                "without it. Try to keep the model until the last backward."
-            )
-        if getattr(kept, "eps", eps) != eps:
-            raise RuntimeError(
-                f"The eps of {type(kept).__name__} was {eps:g} in this forward and is {kept.eps:g} "
-                "now, and its gradient is computed by the layer once more. Try to change it after "
-                "the backward."
-            )
-        with torch.enable_grad():
-            inputs = plain.aliases([x, residual, *parameters])
-            x, residual, *parameters = inputs  # type: ignore[assignment]
-            moments = Moments(*plain.moments(x, layout), layout.count)
-            state = LayerState(training, dict(kept._buffers), True)
-            repeated = Repetition(kept, state, dict(zip(names, parameters, strict=True)))
-            used = [parameters[i] for i in order]
-            result = repeated.result(moments, used, used, seen(tables.to(moments.mean.dtype)))
-            scale, shift, center = result.map.each(lambda t: t.expand(size))
-            y = plain.affine(x, AffineMap(scale, shift, center, residual, act), layout)
-            outputs, outer = [y], [grad]
-            if result.gate is not None and grad_gates is not None:
-                outputs, outer = [y, result.gate.expand(size)], [grad, grad_gates]
-            back = plain.gradients_of(outputs, inputs, needs, outer, further)
-        if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
-            back[1] = grad
-        return back
-
-    return again
-
-
-def _frozen(act: str, layout: Any) -> Callable[..., Any]:
-    """The same of a map that is given, where nothing is learned: it is all in the tables."""
-
-    def again(
-        x: Tensor | None,
-        residual: Tensor | None,
-        parameters: Sequence[Tensor],
-        tables: Tensor,
-        grad: Tensor,
-        needs: Sequence[bool],
-    ) -> list[Tensor | None]:
-        further = torch.is_grad_enabled()
-        with torch.enable_grad():
-            if x is None:  # its values have no effect
-                x = grad.new_zeros(layout.shape, requires_grad=True)
-            inputs = plain.aliases([x, residual])
-            own, rest = inputs
-            assert own is not None
-            wide = tables.to(statistics_dtype(own.dtype)).view(4, 1, -1)
-            scale, shift, center = wide[:3].expand(3, layout.rows, -1)
-            y = plain.affine(own, AffineMap(scale, shift, center, rest, act), layout)
-            back = plain.gradients_of([y], inputs, needs[:2], [grad], further)
-        if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
-            back[1] = grad
-        return [*back, *(None for _ in parameters)]
-
-    return again

@@ -38,8 +38,8 @@ void gradient_sums(const T* g, const T* x, const T* r, T* kept, int64_t n, wide<
     take(i + W, s2, q2);
   }
   for (; i + W <= n; i += W) take(i, s, q);
-  second += total(s + s2, W);
-  first += total(q + q2, W);
+  second += total(s + s2);
+  first += total(q + q2);
   for (; i < n; ++i) {
     const A here = before<F>(up(g[i]), up(x[i]), a, b, c, F == BOTH ? up(r[i]) : A(0));
     if (kept) put(kept + i, here);

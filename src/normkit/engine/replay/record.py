@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 
 from normkit.core.statistics import LayerState, Repetition
 from normkit.engine import dispatch, remaking
+from normkit.engine.coefficients import as_it_was
 from normkit.engine.replay.build import extension
 
 PLANS = 16  # of a layer: more shapes than that are not worth recording
@@ -140,6 +141,7 @@ class RecordedStep:
 
     def __init__(self, layer: Any, activation: str) -> None:
         self.layer = weakref.ref(layer)
+        self.then = as_it_was(layer)
         self.activation = activation
         self.training = layer.training
         self.options = layer.__dict__.get("_options_set", 0)
@@ -195,16 +197,10 @@ class RecordedStep:
         self._add(layer, module, x, None)
 
     def repetition(self) -> Repetition:
-        """How the layer's map is made once more, on tables; the layer must still be there."""
-        layer = self.layer()
-        if layer is None:
-            raise RuntimeError(
-                "The layer of this graph is gone, and its gradient cannot be differentiated "
-                "without it. Try to keep the model until the last backward."
-            )
+        """How the layer's map is made once more, on tables."""
         names = self.plan["parameters"]
-        state = LayerState(self.training, dict(layer._buffers), True)
-        return Repetition(layer, state, dict(zip(names, self.plan["tensors"], strict=False)))
+        state = LayerState(self.training, dict(self.then._buffers), True)
+        return Repetition(self.then, state, dict(zip(names, self.plan["tensors"], strict=False)))
 
     def with_forward(
         self,

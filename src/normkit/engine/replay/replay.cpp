@@ -224,16 +224,19 @@ int run(const Program& program, std::vector<Tensor>& slots, const Key& key, void
 }
 
 // The output of a step once more, for whoever kept its input in its place: the last launch of its
-// forward, which reads x, the residual and the tables, and writes y.
+// forward, which reads x, the residual and the tables, of loops also parameters, and writes y. If
+// parameters have changed by then, the backward of the step itself is an error.
 struct Remake {
   c10::intrusive_ptr<Plan> plan;
   Tensor tables;
   uint64_t stream;
+  std::vector<Tensor> parameters;
 
   static bool possible(const Plan& plan) {
     if (plan.remake) return true;
+    const int own = plan.loops ? int(plan.parameters.size()) : 0;
     for (auto [slot, offset] : plan.forward.launches.back().slots)
-      if (slot > 1 && slot != plan.tables && slot != plan.y) return false;
+      if (slot > 1 + own && slot != plan.tables && slot != plan.y) return false;
     return true;
   }
 
@@ -243,6 +246,7 @@ struct Remake {
     std::vector<Tensor> slots(std::max(from, to) + 1);
     slots[0] = x;
     if (residual) slots[1] = *residual;
+    if (plan->loops) std::copy(parameters.begin(), parameters.end(), slots.begin() + 2);
     slots[from] = tables;
     slots[to] = at::empty_strided(key.sizes, key.strides,
                                   at::TensorOptions().dtype(key.type).device(key.device));
@@ -409,7 +413,7 @@ struct Replays {
       if (!remade && plan->gates >= 0) return py::make_tuple(made[0], made[1]);
       if (!remade) return py::cast(made[0]);
       py::object second = plan->gates >= 0 ? py::cast(made[1]) : py::object(py::none());
-      return py::make_tuple(made[0], second, Remake{plan, results.tables, stream});
+      return py::make_tuple(made[0], second, Remake{plan, results.tables, stream, own});
     }
     return py::none();
   }
