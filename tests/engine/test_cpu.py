@@ -444,16 +444,24 @@ def test_the_gradient_of_a_frozen_map_can_be_differentiated(activation):
         torch.testing.assert_close(got, wanted)
 
 
-@pytest.mark.parametrize("name", [*nk.names("activation"), "sn without batch"])
-def test_what_is_no_number_stays_in_its_sample(name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in nk.names("activation")),
+        ("sn", {"use_bn": False}),
+        ("iebn", {"minus": True}),
+        ("rbn", {"minus": True}),
+    ],
+)
+def test_what_is_no_number_stays_in_its_sample(name, options):
     """Sums over samples times zero were no numbers either: every sample's gradient was lost."""
-    layer = nk.make("sn", 16, use_bn=False) if "without" in name else nk.make(name, 16).eval()
+    layer = nk.make(name, 16, **options).train(name == "sn" and bool(options))
     x = batch(n=4)
     x[1, 3, 2, 2] = torch.nan
-    found, expected = both(layer, x, torch.ones_like(x))
-    got, wanted = found[0][1], expected[1]
-    assert torch.equal(got.isfinite(), wanted.isfinite())
-    assert bool(got[[0, 2, 3]].isfinite().all())
+    (found, _), expected = both(layer, x, torch.ones_like(x))
+    for got, wanted in zip(found[:2], expected, strict=False):
+        assert torch.equal(got.isfinite(), wanted.isfinite())
+        assert bool(got[[0, 2, 3]].isfinite().all())
 
 
 def test_a_tanh_is_that_of_doubles():

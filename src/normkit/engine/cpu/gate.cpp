@@ -55,7 +55,7 @@ int gate_map_kernel(const Call& call) {
       const double s = sigmoid(looks_at == AT_NOTHING ? start : by * p + start);
       made[at] = gamma * s * scale;
       made[size + at] = or_zero(bias, j);
-      made[2 * size + at] = used[j] - w * m;
+      made[2 * size + at] = center ? used[j] - w * m : used[j];
       if (gates) gates.set(at, s);
     }
   }
