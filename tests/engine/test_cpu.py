@@ -177,8 +177,9 @@ def test_its_gradient_can_be_differentiated(name):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6 * largest)
 
 
-def test_many_gradients_at_once():
-    layer, x = make("gn"), batch().requires_grad_()
+@pytest.mark.parametrize("layer", [make("gn"), nk.make("frozen_bn", 16)], ids=["gn", "frozen_bn"])
+def test_many_gradients_at_once(layer):
+    x = batch().requires_grad_()
     y, g = layer(x), torch.randn(3, 16, 5, 7)
     (one,) = torch.autograd.grad(y, x, g, retain_graph=True)
     (many,) = torch.autograd.grad(y, x, torch.stack([g, 2 * g]), is_grads_batched=True)

@@ -347,7 +347,8 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
 
     def repetition(self, state: LayerState) -> Repetition:
         """How a kernel's map is made once more where it has to be differentiated twice."""
-        return Repetition(as_it_was(self), state, dict(self._parameters))
+        then = self if torch.compiler.is_compiling() else as_it_was(self)  # graphs ask no layer
+        return Repetition(then, state, dict(self._parameters))
 
     def state(self) -> LayerState:
         """What a forward starts from."""

@@ -89,7 +89,7 @@ def looked_into_frozen(act: str, layout: Any) -> Callable[..., Any]:
         further = torch.is_grad_enabled()
         with torch.enable_grad():
             if x is None:  # its values have no effect
-                x = grad.new_zeros(layout.shape, requires_grad=True)
+                x = tables.new_zeros(layout.shape, dtype=grad.dtype, requires_grad=True)
             inputs = plain.aliases([x, residual])
             own, rest = inputs
             assert own is not None
