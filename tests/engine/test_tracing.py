@@ -299,6 +299,7 @@ class StandIn:
     by_triton = False  # started by Triton's launcher, and not by torch's
     leaves = False  # an operation to torch
     hides = False  # what fills a table
+    source = ""  # of a first kernel that changes its table in place
 
     class Kernel:
         """As torch's launcher has it: its type is that of its arguments, 'O' for tensors."""
@@ -336,7 +337,7 @@ class StandIn:
             call = "runner(1, 1, 1, stream, bin.function, None, None, None, None, *given, 64)"
         exec(f"def launcher(*given, stream):\n    {call}", scope)
         tuner = object.__new__(CachingAutotuner)
-        tuner.launchers = [scope["launcher"]]
+        tuner.launchers, tuner.fn = [scope["launcher"]], SimpleNamespace(src=self.source)
         return tuner
 
     def __call__(self, given: list[Any]) -> list[Tensor]:
@@ -353,7 +354,7 @@ class StandIn:
             with _disable_current_modes():
                 all_of_it(*tensors, between, count)
         else:
-            names = [*self.names, "out_ptr0", "ks0"]
+            names = [*self.names, "in_out_ptr0" if self.source else "out_ptr0", "ks0"]
             kinds = "O" * (len(tensors) + 1) + "l"
             self.launcher(names, kinds, all_of_it).run(*tensors, between, count, stream=0)
         if self.leaves:
@@ -425,6 +426,22 @@ def test_what_inductor_does_beside_kernels_is_not_replayed(
     said = nk.why(layer, torch.randn(8, 8, 5, 3))
     assert "compiled. Its steps are not replayed: " in said
     assert obstacle[what] in said
+
+
+STORE, LOAD = "    tl.store(in_out_ptr0 + (x0), tmp1)\n", "    tmp0 = tl.load(in_out_ptr0 + (x0))\n"
+
+
+@pytest.mark.parametrize("source", [STORE, STORE + LOAD, LOAD + STORE])
+@pytest.mark.skipif(DEVICE == "cuda", reason="Triton's interpreter runs where there is no GPU")
+def test_a_table_that_a_kernel_fills_and_changes_is_replayed(
+    by_stand_ins: None, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """Inductor joins a kernel with the next one, which works in place: gbgn, ssn and shifted_bn."""
+    monkeypatch.setattr(StandIn, "source", source)
+    layer = made("gbgn", {"groups": 4}, torch.float32)
+    kinds = steps_of(layer, copy.deepcopy(layer))
+    replayed = "NormalizerStep" in kinds[-1]
+    assert replayed == source.startswith(STORE), nk.why(layer, torch.randn(8, 8, 5, 3))
 
 
 def test_copies_share_a_plan(traced_here: list[TracedPlan]) -> None:

@@ -36,7 +36,10 @@ class InductorLaunch:
     which is given constants as well.
     """
 
-    def __init__(self, runner: Callable[..., None], scope: dict[str, Any], given: Any) -> None:
+    def __init__(
+        self, runner: Callable[..., None], scope: dict[str, Any], given: Any, source: str = ""
+    ) -> None:
+        self.source = source
         kernel: Any = getattr(runner, "__self__", None)
         if hasattr(kernel, "arg_tys"):
             x, y, z, _, *arguments = given
@@ -88,6 +91,14 @@ class InductorLaunch:
         kinds = "".join("O" if kind[0] == "*" else KINDS.get(kind, "?") for _, kind, _ in left)
         return [name for name, _, _ in left], kinds, [value for _, _, value in left]
 
+    def fills(self, name: str) -> bool:
+        """Whether the kernel writes to a table before it reads it, if it reads it at all."""
+        if name.startswith("out_ptr"):
+            return True
+        # what it changes in place it may have made itself: Inductor joins kernels
+        store, load = (self.source.find(f"tl.{what}({name} ") for what in ("store", "load"))
+        return store >= 0 and (load < 0 or store < load)
+
     def __call__(self, *tensors: Tensor) -> None:
         """In an interpreter of kernels, which has no functions to start."""
         self.kept[0](*self.grid, 0, *tensors, *(number for _, number in self.numbers))
@@ -130,8 +141,10 @@ def overheard() -> Iterator[None]:
                 )
                 return run(self, *args, **options)
 
+            source = getattr(getattr(self, "fn", None), "src", "")
+
             def noted(*given: Any) -> None:
-                _note(recording, runner, scope, given)
+                _note(recording, runner, scope, given, source)
                 runner(*given)
 
             scope["runner"] = noted
@@ -173,27 +186,31 @@ class _Watching(TorchDispatchMode):
 
 
 def _note(
-    recording: Recording, runner: Callable[..., None], scope: dict[str, Any], given: Sequence[Any]
+    recording: Recording,
+    runner: Callable[..., None],
+    scope: dict[str, Any],
+    given: Sequence[Any],
+    source: str,
 ) -> None:
     try:
-        launch = InductorLaunch(runner, scope, given)
+        launch = InductorLaunch(runner, scope, given, source)
         tensors, launch.tensors = launch.tensors, []  # it stays with the plan
         for name, tensor in zip(launch.names, tensors, strict=True):
-            _known(recording, name, tensor)
+            _known(recording, launch, name, tensor)
     except _Unexpected as what:
         recording.obstacle = recording.obstacle or f"a kernel of Inductor {what}"
         return
     recording.launched(launch, tensors)
 
 
-def _known(recording: Recording, name: str, tensor: Tensor) -> None:
+def _known(recording: Recording, launch: InductorLaunch, name: str, tensor: Tensor) -> None:
     """A tensor that nobody has seen before is, or lies in, a table that this kernel begins to fill.
     Where another one must have filled it, something has escaped."""
     storage = tensor.untyped_storage()
     slot = recording.storages.get(storage.data_ptr())
     if slot is None:
         size, rest = divmod(storage.nbytes(), tensor.itemsize)
-        if not name.startswith("out_ptr") or rest:
+        if not launch.fills(name) or rest:
             raise _Unexpected(f"reads a table that no kernel has filled ({name})")
         recording.allocated(tensor.as_strided((size,), (1,), 0), like_x=False)
     elif recording.kept_at[slot].dtype != tensor.dtype:
