@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from normkit.core.layout import Layout
+from normkit.core.moments import Moments
 from normkit.core.precision import statistics_dtype
+from normkit.core.statistics import MapResult
 from normkit.engine.epilogue import AffineMap, before, epilogue
 
 
@@ -71,28 +73,55 @@ def moments_gradient(
     return layout.unview(dx.to(x.dtype))
 
 
-def aliases(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The same tensors as results of their own, for a map that is made once more in a backward.
-    Gradients of them end there: they do not go on through what x was made of to another one of
-    them, and a tensor that is given twice has two."""
-    return [None if t is None else t.view_as(t) for t in tensors]
+def repeated(
+    x: Tensor,
+    residual: Tensor | None,
+    act: str,
+    layout: Any,
+    result: Callable[[Moments], MapResult],
+) -> list[Tensor]:
+    """The output of a layer that makes its map once more, and its gates if they are wanted."""
+    found = result(Moments(*moments(x, layout), layout.count))
+    size = layout.rows, layout.columns
+    scale, shift, center = found.map.each(lambda t: t.expand(size))
+    y = affine(x, AffineMap(scale, shift, center, residual, act), layout)
+    return [y] if found.gate is None else [y, found.gate.expand(size)]
 
 
-def gradients_of(
-    outputs: Sequence[Tensor],
+def gradients_again(
+    outputs: Callable[..., Sequence[Tensor]],
     inputs: Sequence[Tensor | None],
     needs: Sequence[bool],
-    outer: Sequence[Tensor],
-    further: bool,
+    *grads: Tensor | None,
 ) -> list[Tensor | None]:
-    """Of each input that there is and that needs one; ``further`` if they are differentiated."""
-    wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
-    options: Any = {"create_graph": further, "allow_unused": True}
-    found = iter(torch.autograd.grad(outputs, wanted, outer, **options) if wanted else ())
-    return [
-        next(found) if need and t is not None else None
-        for t, need in zip(inputs, needs, strict=True)
+    """Of x, residual and parameters, where someone looks into a backward: autograd differentiates
+    ``outputs`` of them, which are made once more. ``grads`` are those of the outputs.
+
+    They end at these inputs, of which the outputs have aliases: they do not go on through what x
+    was made of to another of them, and a tensor that is given twice has two.
+    """
+    further = torch.is_grad_enabled()  # whether there will be another backward
+    with torch.enable_grad():
+        own = [None if t is None else t.view_as(t) for t in inputs]
+        pairs = [(y, g) for y, g in zip(outputs(*own), grads, strict=False) if g is not None]
+        wanted = [t for t, need in zip(own, needs, strict=True) if need and t is not None]
+        found = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs],
+                wanted,
+                [g for _, g in pairs],
+                create_graph=further,
+                allow_unused=True,
+            )
+            if wanted
+            else ()
+        )
+    back = [
+        next(found) if need and t is not None else None for t, need in zip(own, needs, strict=True)
     ]
+    if needs[1] and own[1] is None:  # a residual is not kept where nothing follows the sum
+        back[1] = grads[0]
+    return back
 
 
 def _mapped(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
@@ -136,33 +165,11 @@ def pixels(
     return epilogue(_scaled(y, weight, bias), residual, act).to(x.dtype)
 
 
-def gradients_of_pixels(
-    inputs: Sequence[Tensor | None],
-    eps: float,
-    correction: int,
-    act: str,
-    needs: Sequence[bool],
-    grad: Tensor,
-    further: bool,
-) -> list[Tensor | None]:
-    """Of x, residual, weight and bias, through the expression, which autograd differentiates: for
-    the backward of a backward."""
-    with torch.enable_grad():
-        x, residual, weight, bias = inputs = aliases(inputs)
-        assert x is not None
-        y = pixels(x, weight, bias, residual, eps, correction, act)
-        back = gradients_of([y], inputs, needs, [grad], further)
-    if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
-        back[1] = grad
-    return back
-
-
 def pixels_again(
     eps: float, correction: int, act: str, given: tuple[bool, bool]
 ) -> Callable[..., list[Tensor | None]]:
-    """The backward of a replayed step of pixels where someone looks into it; ``given`` says whether
-    there is a weight, and a bias."""
-    places = [0, 1, *(2 + i for i, there in enumerate(given) if there)]
+    """The backward of a step of pixels where someone looks into it; ``given`` says whether there is
+    a weight, and a bias."""
 
     def again(
         x: Tensor,
@@ -172,13 +179,12 @@ def pixels_again(
         grad: Tensor,
         needs: Sequence[bool],
     ) -> list[Tensor | None]:
-        inputs: list[Tensor | None] = [None] * 4
-        wanted = [False] * 4
-        for place, tensor, need in zip(places, (x, residual, *parameters), needs, strict=True):
-            inputs[place], wanted[place] = tensor, need
-        further = torch.is_grad_enabled()
-        back = gradients_of_pixels(inputs, eps, correction, act, wanted, grad, further)
-        return [back[place] for place in places]
+        def outputs(x: Tensor, residual: Tensor | None, *own: Tensor) -> list[Tensor]:
+            saved = iter(own)
+            weight, bias = (next(saved) if there else None for there in given)
+            return [pixels(x, weight, bias, residual, eps, correction, act)]
+
+        return gradients_again(outputs, [x, residual, *parameters], needs, grad)
 
     return again
 

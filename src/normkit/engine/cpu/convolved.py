@@ -47,7 +47,7 @@ class Again:
         """The gradient before the activation, if there is one."""
         return grad if y is None else before(grad, y.detach(), self.act)
 
-    def after(self, z: Tensor, parameters: Sequence[Tensor], gates: Tensor | None) -> Tensor:
+    def after(self, z: Tensor, parameters: Sequence[Tensor], gates: Tensor | None = None) -> Tensor:
         """What becomes of the map."""
         kernel, bias = (None if i is None else parameters[i] for i in self.places)
         assert kernel is not None

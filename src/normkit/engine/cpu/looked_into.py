@@ -4,13 +4,12 @@ many gradients at once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from normkit.core.fusion import Fusion
-from normkit.core.moments import Moments
 from normkit.core.precision import statistics_dtype
 from normkit.core.statistics import LayerState, Repetition
 from normkit.engine import plain
@@ -30,7 +29,7 @@ def looked_into(
     after: Sequence[Tensor | None],
 ) -> Callable[..., Any]:
     """The layer computes its map again, on tables, and autograd differentiates."""
-    then, training, size = as_it_was(layer), layer.training, (layout.rows, layout.columns)
+    then, training = as_it_was(layer), layer.training
     given = [layer._parameters[name] for name in names]
     order = [i for q in fusion.parameters for i, p in enumerate(given) if p is q]
     many, seen, gated = family.tables, family.seen, getattr(fusion, "keeps_gates", False)
@@ -47,30 +46,19 @@ def looked_into(
         needs: Sequence[bool],
         grad_gates: Tensor | None = None,
     ) -> list[Tensor | None]:
-        further = torch.is_grad_enabled()
-        with torch.enable_grad():
-            if convolve is not None:  # in place of the residual it has its result
-                grad, residual = convolve.before(grad, residual), None
-            inputs = plain.aliases([x, residual, *parameters])
-            x, residual, *parameters = inputs  # type: ignore[assignment]
-            moments = Moments(*plain.moments(x, layout), layout.count)
+        if convolve is not None:  # in place of the residual it has its result
+            grad, residual = convolve.before(grad, residual), None
+
+        def outputs(x: Tensor, residual: Tensor | None, *own: Tensor) -> list[Tensor]:
             state = LayerState(training, dict(then._buffers), True)
-            repeated = Repetition(then, state, dict(zip(names, parameters, strict=True)))
-            used = [parameters[i] for i in order]
-            result = repeated.result(
-                moments, used, used, seen(tables[:many].to(moments.mean.dtype))
-            )
-            scale, shift, center = result.map.each(lambda t: t.expand(size))
-            y = plain.affine(x, AffineMap(scale, shift, center, residual, follows), layout)
-            if convolve is not None:
-                y = convolve.after(y, parameters, result.gate)
-            outputs, outer = [y], [grad]
-            if result.gate is not None and grad_gates is not None:
-                outputs, outer = [y, result.gate.expand(size)], [grad, grad_gates]
-            back = plain.gradients_of(outputs, inputs, needs, outer, further)
-        if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
-            back[1] = grad
-        return back
+            repeated = Repetition(then, state, dict(zip(names, own, strict=True)))
+            used = [own[i] for i in order]
+            wide = tables[:many].to(statistics_dtype(x.dtype))
+            result = partial(repeated.result, given=used, saved=used, seen=seen(wide))
+            y, *gates = plain.repeated(x, residual, follows, layout, result)
+            return [y if convolve is None else convolve.after(y, own, *gates), *gates]
+
+        return plain.gradients_again(outputs, [x, residual, *parameters], needs, grad, grad_gates)
 
     return again
 
@@ -86,19 +74,15 @@ def looked_into_frozen(act: str, layout: Any) -> Callable[..., Any]:
         grad: Tensor,
         needs: Sequence[bool],
     ) -> list[Tensor | None]:
-        further = torch.is_grad_enabled()
-        with torch.enable_grad():
-            if x is None:  # its values have no effect
-                x = tables.new_zeros(layout.shape, dtype=grad.dtype, requires_grad=True)
-            inputs = plain.aliases([x, residual])
-            own, rest = inputs
-            assert own is not None
-            wide = tables.to(statistics_dtype(own.dtype)).view(4, 1, -1)
+        if x is None:  # its values have no effect
+            x = tables.new_zeros(layout.shape, dtype=grad.dtype, requires_grad=True)
+
+        def outputs(x: Tensor, residual: Tensor | None) -> list[Tensor]:
+            wide = tables.to(statistics_dtype(x.dtype)).view(4, 1, -1)
             scale, shift, center = wide[:3].expand(3, layout.rows, -1)
-            y = plain.affine(own, AffineMap(scale, shift, center, rest, act), layout)
-            back = plain.gradients_of([y], inputs, needs[:2], [grad], further)
-        if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
-            back[1] = grad
+            return [plain.affine(x, AffineMap(scale, shift, center, residual, act), layout)]
+
+        back = plain.gradients_again(outputs, [x, residual], needs[:2], grad)
         return [*back, *(None for _ in parameters)]
 
     return again

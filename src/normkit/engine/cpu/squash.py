@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from normkit.core.fusion import Squash
@@ -90,17 +89,12 @@ def _looked_into(act: str, there: Sequence[bool]) -> Callable[..., Any]:
         grad: Tensor,
         needs: Sequence[bool],
     ) -> list[Tensor | None]:
-        further = torch.is_grad_enabled()
-        with torch.enable_grad():
-            inputs = plain.aliases([x, residual, *parameters])
-            own, rest, *given = inputs
-            saved = iter(given)
+        def outputs(x: Tensor, residual: Tensor | None, *own: Tensor) -> list[Tensor]:
+            saved = iter(own)
             weight, bias, alpha = (next(saved) if is_there else None for is_there in there)
-            assert own is not None and alpha is not None
-            y = plain.squashed(own, alpha, weight, bias, rest, act)
-            back = plain.gradients_of([y], inputs, needs, [grad], further)
-        if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
-            back[1] = grad
-        return back
+            assert alpha is not None
+            return [plain.squashed(x, alpha, weight, bias, residual, act)]
+
+        return plain.gradients_again(outputs, [x, residual, *parameters], needs, grad)
 
     return again

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -23,12 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normkit.core.fusion import Depthwise, Fusion
-from normkit.core.moments import Moments
 from normkit.core.statistics import Repetition
 from normkit.engine import plain, remaking
 from normkit.engine.activations import NUMBERS
 from normkit.engine.dispatch import looked_into_backward
-from normkit.engine.epilogue import AffineMap, before
+from normkit.engine.epilogue import before
 from normkit.engine.families.depthwise_kernels import (
     depthwise_gradient_kernel,
     depthwise_kernel,
@@ -147,7 +146,7 @@ class _FusedDepthwise(torch.autograd.Function):
             return (None,) * (8 + len(parameters))
         given = kernel, bias, *parameters
         if looked_into_backward(grad):
-            return _again(torch.is_grad_enabled(), ctx, grad, y, tables, [x, *given])
+            return _again(ctx, grad, y, tables, [x, None, *given])
         record, recording = ctx.record, None
         grad = layout.aligned(grad)
         if record is not None:
@@ -232,45 +231,42 @@ def _looked_into(ctx: Any, record: RecordedStep) -> Callable[..., Any]:
             repetition=record.repetition(),
             needs_input_grad=(*needs[:2], *flags[:2], False, False, False, False, *flags[2:]),
         )
-        back = _again(torch.is_grad_enabled(), like, grad, y, tables, [x, *own])
+        back = _again(like, grad, y, tables, [x, None, *own])
         found = zip((*back[2:4], *back[8:]), there, strict=True)
         return [*back[:2], *(d for d, p in found if p)]
 
     return again
 
 
-@torch.enable_grad()
 def _again(
-    further: bool,
     ctx: Any,
     grad: Tensor,
     kept: Tensor | None,
     tables: Tensor,
     given: list[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
-    """Where someone looks into a backward: the layer computes its map again, and autograd
-    differentiates, ``further`` if there will be another backward. ``kept`` is the result of an
-    activation, if there was one."""
-    given = plain.aliases(given)
-    x, kernel, bias, *parameters = given
-    assert x is not None and kernel is not None
+    """Where someone looks into a backward: the layer computes its map again. ``kept`` is the result
+    of an activation, if there was one."""
     fusion, act, layout, family, _ = ctx.given
     if kept is not None:
         grad = before(grad, kept.detach(), act)
-    moments = Moments(*plain.moments(x, layout), layout.count)
-    size = (layout.rows, layout.columns)
-    seen = family.seen(fusion, tables, *size)
-    result = ctx.repetition.result(moments, fusion.parameters, parameters, seen)
-    z = plain.affine(x, AffineMap(*result.map.each(lambda t: t.expand(size))), layout)
-    y = F.conv2d(z, kernel.to(z.dtype), padding=1, groups=x.shape[1])
-    if bias is not None:
-        gated = result.gate is not None and getattr(fusion, "keeps_gates", False)
-        added = result.gate.expand(size) * bias if gated else bias
-        y = y + added.to(y.dtype).reshape(-1, x.shape[1], 1, 1)
-    needs = (ctx.needs_input_grad[0], *ctx.needs_input_grad[2:4], *ctx.needs_input_grad[8:])
-    back = plain.gradients_of([y], given, needs, [grad], further)
-    dr = grad if ctx.needs_input_grad[1] else None
-    return back[0], dr, *back[1:3], None, None, None, None, *back[3:]
+    seen = family.seen(fusion, tables, layout.rows, layout.columns)
+
+    def outputs(
+        x: Tensor, _: Tensor | None, kernel: Tensor, bias: Tensor | None, *own: Tensor | None
+    ) -> list[Tensor]:
+        result = partial(ctx.repetition.result, given=fusion.parameters, saved=own, seen=seen)
+        z, *gates = plain.repeated(x, None, "none", layout, result)
+        y = F.conv2d(z, kernel.to(z.dtype), padding=1, groups=x.shape[1])
+        if bias is not None:
+            gated = gates and getattr(fusion, "keeps_gates", False)
+            added = gates[0] * bias if gated else bias
+            y = y + added.to(y.dtype).reshape(-1, x.shape[1], 1, 1)
+        return [y]
+
+    needs = *ctx.needs_input_grad[:4], *ctx.needs_input_grad[8:]
+    back = plain.gradients_again(outputs, given, needs, grad)
+    return *back[:4], None, None, None, None, *back[4:]
 
 
 def _sizes(x: Tensor, layout: ChannelLayout, period: int) -> tuple[int, ...]:

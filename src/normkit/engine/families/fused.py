@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +18,9 @@ import torch
 from torch import Tensor
 
 from normkit.core.fusion import Channel, Fusion, Gate, Mix, Pool, Traced
-from normkit.core.moments import Moments
 from normkit.core.statistics import Repetition
 from normkit.engine import plain, remaking
 from normkit.engine.dispatch import looked_into_backward
-from normkit.engine.epilogue import AffineMap
 from normkit.engine.families import channel, gate, held, mix, pool, traced
 from normkit.engine.families.family import ChannelLayout, Family, FamilyTables
 from normkit.engine.replay.record import RecordedStep, Recording
@@ -155,9 +154,7 @@ class _Fused(torch.autograd.Function):
         if grad is None:
             grad = torch.zeros_like(x)
         if looked_into_backward(grad):
-            return _again(
-                torch.is_grad_enabled(), ctx, grad, grad_gates, tables, [x, residual, *parameters]
-            )
+            return _again(ctx, grad, grad_gates, tables, [x, residual, *parameters])
         needs, record, recording = ctx.needs_input_grad, ctx.record, None
         grad = layout.aligned(grad)
         if record is not None:
@@ -202,39 +199,28 @@ def _looked_into(ctx: Any, record: RecordedStep) -> Callable[..., Any]:
             repetition=record.repetition(),
             needs_input_grad=(needs[0], needs[1], False, False, False, False, *flags),
         )
-        back = _again(torch.is_grad_enabled(), like, grad, None, tables, [x, residual, *own])
+        back = _again(like, grad, None, tables, [x, residual, *own])
         found = zip(back[6:], fusion.parameters, strict=True)
         return [back[0], back[1], *(d for d, p in found if p is not None)]
 
     return again
 
 
-@torch.enable_grad()
 def _again(
-    further: bool,
     ctx: Any,
     grad: Tensor,
     grad_gates: Tensor | None,
     tables: Tensor,
     given: list[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
-    """Where someone looks into a backward: the layer computes its map again, and autograd
-    differentiates, ``further`` if there will be another backward."""
-    given = plain.aliases(given)
-    x, residual, *parameters = given
-    assert x is not None
+    """Where someone looks into a backward: the layer computes its map again."""
     fusion, act, layout, family, _ = ctx.given
-    moments = Moments(*plain.moments(x, layout), layout.count)
-    size = (layout.rows, layout.columns)
-    seen = family.seen(fusion, tables, *size)
-    result = ctx.repetition.result(moments, fusion.parameters, parameters, seen)
-    scale, shift, center = result.map.each(lambda t: t.expand(size))
-    y = plain.affine(x, AffineMap(scale, shift, center, residual, act), layout)
-    needs = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], *ctx.needs_input_grad[6:]]
-    outputs, outer = [y], [grad]
-    if result.gate is not None and grad_gates is not None:
-        outputs, outer = [y, result.gate.expand(size)], [grad, grad_gates]
-    back = plain.gradients_of(outputs, given, needs, outer, further)
-    if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
-        back[1] = grad
+    seen = family.seen(fusion, tables, layout.rows, layout.columns)
+
+    def outputs(x: Tensor, residual: Tensor | None, *own: Tensor | None) -> list[Tensor]:
+        result = partial(ctx.repetition.result, given=fusion.parameters, saved=own, seen=seen)
+        return plain.repeated(x, residual, act, layout, result)
+
+    needs = [*ctx.needs_input_grad[:2], *ctx.needs_input_grad[6:]]
+    back = plain.gradients_again(outputs, given, needs, grad, grad_gates)
     return back[0], back[1], None, None, None, None, *back[2:]

@@ -109,12 +109,10 @@ class _Fused(torch.autograd.Function):
         (grad,) = grads
         x, weight, bias, residual, kept = ctx.saved_tensors
         if looked_into_backward(grad):
-            needs, further = ctx.needs_input_grad, torch.is_grad_enabled()
-            inputs, wanted = (x, residual, weight, bias), (needs[0], needs[3], *needs[1:3])
-            eps, correction, act, _ = ctx.pixel
-            dx, dr, dweight, dbias = plain.gradients_of_pixels(
-                inputs, eps, correction, act, wanted, grad, further
-            )
+            needs, (eps, correction, act, _) = ctx.needs_input_grad, ctx.pixel
+            again = plain.pixels_again(eps, correction, act, (True, True))
+            wanted = needs[0], needs[3], *needs[1:3]
+            dx, dr, dweight, dbias = again(x, residual, (weight, bias), kept, grad, wanted)
             return dx, dweight, dbias, dr, None, None
         pixel, record, recording = ctx.pixel, ctx.record, None
         grad = pixel.layout.aligned(grad)

@@ -144,7 +144,7 @@ class _Pointwise(torch.autograd.Function):
         map, needs, record = ctx.map, ctx.needs_input_grad[:5], ctx.record
         if looked_into_backward(grad):
             given = [x, residual, *parameters]
-            back = _again(torch.is_grad_enabled(), map, tables, given, grad, needs)
+            back = _again(map, tables, given, grad, needs)
             return *back, None, None, None
         grad = map.layout.aligned(grad)
         recording = None
@@ -197,44 +197,43 @@ def _looked_into(map: PointwiseMap, own: Sequence[bool]) -> Callable[..., Any]:
         given = [next(saved) if mine else None for mine in own]
         flags = [needs[0], needs[1], *(mine and next(wanted) for mine in own)]
         made = tables if map.fixed else None
-        back = _again(torch.is_grad_enabled(), map, made, [x, residual, *given], grad, flags)
+        back = _again(map, made, [x, residual, *given], grad, flags)
         return [*back[:2], *(d for d, mine in zip(back[2:], own, strict=True) if mine)]
 
     return again
 
 
-@torch.enable_grad()
 def _again(
-    further: bool,
     map: PointwiseMap,
     tables: Tensor | None,
     given: list[Tensor | None],
     grad: Tensor,
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Where someone looks into a backward: through the plain expression, which autograd
-    differentiates, ``further`` if there will be another backward."""
-    layout = map.layout
+    """Where someone looks into a backward: through the plain expression."""
+    layout, act = map.layout, map.act
     if given[0] is None:  # its values have no effect
         zeros = torch.zeros(layout.shape, dtype=grad.dtype, device=grad.device)
         given = [zeros.requires_grad_(), *given[1:]]
-    given = plain.aliases(given)
-    x, residual, weight, bias, alpha = given
-    assert x is not None
-    if tables is None:
-        assert alpha is not None
-        y = plain.squashed(x, alpha, weight, bias, residual, map.act)
-    else:
+
+    def outputs(
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        alpha: Tensor | None,
+    ) -> list[Tensor]:
+        if tables is None:
+            assert alpha is not None
+            return [plain.squashed(x, alpha, weight, bias, residual, act)]
         scale, shift, center, inverse = tables.view(4, 1, -1).expand(4, layout.rows, -1)
         if weight is not None:
             scale = inverse * weight.to(inverse.dtype)
         if bias is not None:
             shift = bias.to(inverse.dtype).expand(layout.rows, -1)
-        y = plain.affine(x, AffineMap(scale, shift, center, residual, map.act), layout)
-    back = plain.gradients_of([y], given, needs, [grad], further)
-    if needs[1] and residual is None:  # it was not kept, for nothing follows the sum
-        back[1] = grad
-    return back
+        return [plain.affine(x, AffineMap(scale, shift, center, residual, act), layout)]
+
+    return plain.gradients_again(outputs, given, needs, grad)
 
 
 # ---------------------------------------------------------------- launches
