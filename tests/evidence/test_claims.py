@@ -24,7 +24,7 @@ from tools.evidence.claims import ALL, CLAIMS, STAGES, Claim, experiment_of, ord
 from tools.evidence.figure import evidence_figure
 from tools.evidence.judge import judge, rank_correlation
 from tools.evidence.page import Evidence, evidence_page
-from tools.evidence.results import of_sweep, read_results, write_results
+from tools.evidence.results import read_results, write_results
 from tools.evidence.train import small
 from tools.evidence.which import IN_CODE, not_shown_lower, which_page
 from tools.evidence.words import POINTS, answer_in_words
@@ -357,13 +357,6 @@ def test_a_report_says_that_its_title_is_a_claim_and_which_experiments_have_none
     command.write_reports(tmp_path, ["g-ubn", "m-worker-batch"])
     assert "<h1>Claim: UBN beats BN" in (tmp_path / "g-ubn.html").read_text(encoding="utf-8")
     assert "m-worker-batch was not run: no page." in capsys.readouterr().out
-
-
-def test_a_run_keeps_the_sweep_that_trained_it() -> None:
-    results = made_up("g-ubn", {}, seeds=2)
-    first = of_sweep(0, dict(list(results.items())[:3]), {})
-    both = of_sweep(1, results, first)
-    assert [each.environment["sweep"] for each in both.values()] == ["0"] * 3 + ["1"] * 5
 
 
 def test_the_picture_has_a_line_for_each_interval(tmp_path: Path) -> None:
