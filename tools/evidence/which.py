@@ -36,7 +36,7 @@ IN_CODE = {
     "bn + ws": ('nk.convert(model, "bn"); nk.standardize(model)', "", ""),
     "gn": (QUARTER.format("gn", ""), "gn-fused", "fused, usual groups"),
     "gn + ws": (QUARTER.format("gn", "") + "; then nk.standardize(model)", "", ""),
-    "bgn": ("nk.recipes.bgn(model, batch_size).apply()", "", ""),
+    "bgn": ("nk.recipes.bgn(model, batch_size).apply()", "bgn", "not fused, default groups"),
     "bcn + ws": (
         QUARTER.format("bcn", "") + "; then nk.standardize(model)",
         "bcn-fused",
@@ -49,6 +49,7 @@ IN_CODE = {
         "",
     ),
     "ubn": ('nk.recipes.ubn(model, start="torch").apply()', "ubn", "not fused"),
+    "rbn": ('nk.convert(model, "rbn")', "rbn-fused", "fused"),
     "bnet": ('nk.recipes.bnet(model, "all", start="torch").apply()', "", ""),
 }
 PRETRAINED = """\
@@ -118,18 +119,12 @@ def _lines(evidence: Evidence) -> Iterator[str]:
 
 def _to_mind(evidence: Evidence) -> list[str]:
     return [
-        f"- ({claim.letter}) {_full_text(i)}: {claim.note}"
+        f"- ({claim.letter}) {claim.text}: {claim.note}"
         for i, claim in enumerate(ALL)
         if claim.note
         and not claim.source.startswith(OUR_OWN)
         and any(row.answer == CONTRADICTED for row in evidence.rows[i])
     ]
-
-
-def _full_text(i: int) -> str:
-    """A claim that goes on from the one before it, with what that says."""
-    text = ALL[i].text
-    return f"{_full_text(i - 1)}{text[1:]}" if text.startswith("…") else text
 
 
 def _in_short(evidence: Evidence) -> Iterator[str]:
