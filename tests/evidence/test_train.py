@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Ids of the runs that would have been trained; each ends at once."""
     ids: list[str] = []
 
@@ -53,6 +54,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(train, "sweep", sweep)
     monkeypatch.setattr(train, "check_data", lambda experiment: [])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return ids
 
 
@@ -77,11 +79,12 @@ def test_training_goes_on_from_what_is_there_into_one_file(
     experiment, out = experiment_of(FILE), tmp_path / "out"
     old = read_results(experiment, committed)
     everything = {run.id for run in experiment.runs()}
-    words = ["--out", str(out), "--results", str(committed), FILE]
+    work = tmp_path / "work"
+    words = ["--out", str(out), "--work", str(work), "--results", str(committed), FILE]
     assert train.main(words) == 0
     assert len(trained) == AT_ONCE
     assert not {*trained} & old.keys()
-    shutil.rmtree(tmp_path / "out.work")  # another machine, with the file alone
+    shutil.rmtree(work)  # another machine, with the file alone
     assert train.main(words) == 0
     assert {*trained} | old.keys() == everything
     assert len(trained) == len({*trained}) == 40
@@ -114,11 +117,11 @@ def test_what_had_finished_before_a_kill_is_there_once(
     whole = train.NewRuns.add
     calls: list[str] = []
 
-    def add(self: train.NewRuns, each: Result, name: str, after: float) -> None:
+    def add(self: train.NewRuns, each: Result, name: str, after: float, *, found: bool) -> None:
         if len(calls) == 7:
             raise Killed
         calls.append(each.run)
-        whole(self, each, name, after)
+        whole(self, each, name, after, found=found)
 
     monkeypatch.setattr(train.NewRuns, "add", add)
     with pytest.raises(Killed):
@@ -129,12 +132,21 @@ def test_what_had_finished_before_a_kill_is_there_once(
         stream.write('{"after":3.1,"name":"g-ubn, bn (war')
     assert [len(each.results) for each in read_new_runs(file)] == [7]
     assert len(trained) == 8  # the last one is in the store alone
+    brought, none = tmp_path / "brought.jsonl", tmp_path / "none"
+    shutil.copy(file, brought)
+    none.mkdir()
+    assert take(brought, none) == (7, 7)
+    file.unlink()  # its folder was emptied, that of the checkpoints was not
     assert train.main(words) == train.main(words) == 0
     assert len(trained) == len({*trained}) == 40
+    with file.open("a") as stream:
+        stream.write('{"after":9.9,"name":"')
     lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
     runs = [line["run"] for line in lines if "run" in line]
     assert len(runs) == len({*runs}) == 40
     assert {*runs} == {*trained}
+    own = [each.entry()["runs"] for each in read_new_runs(file)]
+    assert own == [30, 2]  # eight more were found, of which the clock of these knows nothing
     assert take(file, committed) == (40, 40)
 
 
@@ -186,6 +198,22 @@ def test_tiny_runs_are_no_results(
     with pytest.raises(SystemExit):
         train.main(words)
     assert "runs of another kind" in capsys.readouterr().err
+
+
+def test_checkpoints_are_not_put_beside_the_results(
+    tmp_path: Path, committed: Path, trained: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were brought back with them, and with them lost."""
+    out = tmp_path / "out"
+    words = ["--out", str(out), "--results", str(committed), FILE]
+    for work in (out, out / "work"):
+        with pytest.raises(SystemExit):
+            train.main([*words, "--work", str(work)])
+        assert "is for runs.jsonl alone" in capsys.readouterr().err
+    assert train.main(words) == 0
+    told = capsys.readouterr().out
+    assert str(tmp_path / "temporary" / "normkit-evidence-") in told
+    assert [each.name for each in out.iterdir()] == ["runs.jsonl"]
 
 
 def test_what_cannot_be_taken_is_named(

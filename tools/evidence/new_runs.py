@@ -47,15 +47,17 @@ class NewSweep:
     about: dict[str, Any]  # when it began (its name), workers, whether its runs are tiny
     results: dict[str, Result] = field(default_factory=dict)
     seconds: float = 0.0
+    found: set[str] = field(default_factory=set)  # of them, what a sweep before it had finished
 
     def entry(self) -> dict[str, Any]:
         """What sweeps.json says of it."""
-        first = next(iter(self.results.values()))
+        own = [each for run, each in self.results.items() if run not in self.found]
+        own = own or list(self.results.values())
         return {
-            "device": first.environment.get("device", ""),
+            "device": own[0].environment.get("device", ""),
             "seconds": round(self.seconds, 1),
-            "runs": len(self.results),
-            "run_seconds": round(sum(each.seconds for each in self.results.values()), 1),
+            "runs": len(own),
+            "run_seconds": round(sum(each.seconds for each in own), 1),
             "workers": self.about["workers"],
             "started": self.about["started"],
         }
@@ -72,11 +74,14 @@ class NewRuns:
         about = {"started": datetime.now(UTC).isoformat(), "workers": workers}
         self._append({"sweep": about | ({"tiny": True} if tiny else {})})
 
-    def add(self, result: Result, name: str, after: float) -> None:
-        """A run, once: after how many seconds of the sweep, and in words what it is of."""
+    def add(self, result: Result, name: str, after: float, *, found: bool = False) -> None:
+        """A run, once: after how many seconds of the sweep, and in words what it is of.
+
+        ``found``: a sweep before this one had finished it, and could not add it.
+        """
         if result.run not in self.there:
-            record = shortened(json.loads(result.to_json()))
-            self._append({"after": round(after, 1), "name": name} | record)
+            about = {"after": round(after, 1), "name": name} | ({"found": True} if found else {})
+            self._append(about | shortened(json.loads(result.to_json())))
             self.there.add(result.run)
 
     def end(self, seconds: float) -> None:
@@ -113,6 +118,8 @@ def read_new_runs(path: Path) -> list[NewSweep]:
         elif "run" in record:
             sweeps[-1].seconds = max(sweeps[-1].seconds, record.pop("after"))
             record.pop("name", None)
+            if record.pop("found", False):
+                sweeps[-1].found.add(record["run"])
             sweeps[-1].results[record["run"]] = from_record(record)
         else:
             sweeps[-1].seconds = max(sweeps[-1].seconds, record["seconds"])
@@ -140,8 +147,9 @@ def take(path: Path, folder: Path = RESULTS) -> tuple[int, int]:
             if not fresh:
                 continue
             sweeps.append({})
-        if len(sweep.results) >= sweeps[number].get("runs", 0):  # the later state of the file
-            sweeps[number] = sweep.entry()
+        entry = sweep.entry()
+        if entry["runs"] >= sweeps[number].get("runs", 0):  # the later state of the file
+            sweeps[number] = entry
         pool |= {run: in_sweep(each, number) for run, each in fresh.items()}
     if len(pool) > len(known):  # first, so that no result names a sweep that is not there
         write_text(folder / SWEEPS, json.dumps(sweeps, indent=1) + "\n")

@@ -6,10 +6,11 @@
 
 Bring back FOLDER/runs.jsonl: one small file, a few kilobytes a run, and nothing else is in FOLDER.
 A run is in it, and on the disk, as soon as it has finished, however this ends: Ctrl-C, a kill or a
-limit of the machine cost only runs that had not finished. Given the same FOLDER again, it goes on:
-runs of that file are not trained again, stopped ones go on from their checkpoints, which are in
-FOLDER.work beside it and are never needed elsewhere. Nor are runs trained that are committed. To go
-on elsewhere take the file in first, or put it into FOLDER there.
+limit of the machine cost only runs that had not finished. Given the same FOLDER again, also if it
+was emptied, it goes on: what has finished is not trained again, and stopped runs go on from their
+checkpoints. Those are in a folder for temporary files (--work), never in FOLDER: they can be a
+hundred times as large as results, and are of no use elsewhere. Nor are runs trained that are
+committed. To go on on another machine take the file in first, or put it into FOLDER there.
 
 All runs are one queue for a few worker processes, each with four runs side by side: starting
 processes for each experiment anew would take longer than the experiments. Needs torch and nothing
@@ -20,7 +21,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -124,22 +127,26 @@ def _train(options: argparse.Namespace) -> int:
         raise NewRunsError("Where to? Expected --out FOLDER, or --plan to train nothing")
     runs = [small(run) if options.tiny else run for run in wanted]
     real = {run.id: own.id for run, own in zip(runs, wanted, strict=True)}
-    # beside it: what a run leaves on its way is of no use elsewhere, and can be 100 times as large
-    work = options.out.with_name(f"{options.out.name}.work")
+    out = options.out.resolve()
+    named = f"normkit-evidence-{hashlib.sha256(str(out).encode()).hexdigest()[:10]}"
+    work = (options.work or Path(tempfile.gettempdir()) / named).resolve()
+    if out == work or out in work.parents:
+        raise NewRunsError(f"{work} is in {out}, which is for {RUNS} alone: another --work")
     for folder in (options.out, work):
         folder.mkdir(parents=True, exist_ok=True)
     file = NewRuns(path)
+    print(f"Runs go to {path} as they finish, checkpoints to {work}.", flush=True)
     file.begin(options.workers, tiny=bool(options.tiny))
     since = time.monotonic()
 
     with Store(work / STORE) as store:
 
-        def keep(*done: str) -> None:
+        def keep(*done: str, found: bool = False) -> None:
             for result in store.results(done or real).values():
                 own = dataclasses.replace(result, run=real[result.run])
-                file.add(own, names.get(own.run, ""), time.monotonic() - since)
+                file.add(own, names.get(own.run, ""), time.monotonic() - since, found=found)
 
-        keep()  # of a launcher that was killed before it could
+        keep(found=True)  # of a launcher that was killed before it could
         stopped = False
         try:
             lines = QueueLines(runs, {run: names.get(own, "") for run, own in real.items()}, keep)
@@ -233,6 +240,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"for {RUNS} alone")
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help="for checkpoints; not in --out")
     parser.add_argument(
         "--plan", action="store_true", help="say what is missing, and train nothing"
     )
