@@ -25,6 +25,7 @@ FILE = "m-worker-batch"
 DAMAGED = "p-damaged-images"
 SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale", "a-resnet18", "l-resnet18")
 WORKER, WARM = "train.worker_batch", "train.warmup"
+AGAIN = "python -m tools.evidence.train --results EMPTY --out FOLDER"
 NOTHING = "Not measured yet: `python -m tools.evidence.train --out FOLDER {}`."
 ALIKE = ("g-ubn", "l-ws-bcn", "g-rectifications")  # other norms on the same ground, at 128
 LABELS = {"bn + affine": "bnet", "bn + normalization": "rbn"}
@@ -67,7 +68,8 @@ TEXT = """\
 
 What was measured here, with the commands that measure it again; nothing on this page is edited by
 hand (`make evidence`). It is a small network and a short training: take it as a first guess, and
-let `normkit lab run` decide on your own data.
+let `normkit lab run` decide on your own data. Runs are trained again where EMPTY, a folder, has no
+results; without `--results` only those that are not committed.
 """
 
 
@@ -253,7 +255,7 @@ def _by_worker_batch(evidence: Evidence) -> Iterator[str]:
         yield ""
         yield from _worker_batch_table(table, results)
         yield ""
-    yield f"    python -m tools.evidence.train --out FOLDER {FILE}"
+    yield f"    {AGAIN} {FILE}"
 
 
 def _worker_batch_table(experiment: Experiment, results: Mapping[str, Result]) -> Iterator[str]:
@@ -306,7 +308,7 @@ def _by_schedule(evidence: Evidence) -> Iterator[str]:
         fields = [_compared(cells.get(warm)) for warm in (0, 1)]
         yield f"| {pair} | " + " | ".join(fields) + " |"
     yield ""
-    yield f"    python -m tools.evidence.train --out FOLDER {' '.join(SCHEDULES)}"
+    yield f"    {AGAIN} {' '.join(SCHEDULES)}"
 
 
 def _damaged(evidence: Evidence) -> Iterator[str]:
@@ -334,7 +336,7 @@ def _damaged(evidence: Evidence) -> Iterator[str]:
         )
         yield f"| {variant.name}, {where(variant.cell)} | {fields} | {len(last)} |"
     yield ""
-    yield f"    python -m tools.evidence.train --out FOLDER {DAMAGED}"
+    yield f"    {AGAIN} {DAMAGED}"
 
 
 def _compared(row: ClaimRow | None) -> str:
