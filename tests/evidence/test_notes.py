@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from claims_made_up import claim_of
+from normkit.conversion.recipes.bgn import groups_for
 from normkit.lab.results import DONE, Result
 from normkit.lab.statistics import decide
 from tools.evidence.claims import ALL, CLAIMS, experiment_of
@@ -144,3 +145,20 @@ def test_uncentred_images(pool: dict[str, Result]) -> None:
     for warmup, ours in ((0, cold), (1, warm)):
         plain = found(pool, "h-uncentred-images", "bn", warmup=warmup)
         assert all(each.score("accuracy") > plain[s].score("accuracy") for s, each in ours.items())
+
+
+def test_instance_norms_lose_less_and_have_less(pool: dict[str, Result]) -> None:
+    scores = {
+        name: [
+            each.score("accuracy")
+            for each in found(pool, "k-disturbed-statistics", name, warmup=1).values()
+        ]
+        for name in ("bn", "xbn, gn", "xbn, in")
+    }
+    assert max(scores["xbn, in"]) < min(scores["xbn, gn"]) < min(scores["bn"])
+
+
+def test_groups_by_the_rule_of_bgn() -> None:
+    """The note on eight images names their number."""
+    [claim] = [claim for claim in ALL if "eight images" in claim.text]
+    assert f"{groups_for(8)} groups for eight images" in claim.note

@@ -1,8 +1,10 @@
-"""Training the claims: what is committed is not trained again, and stays in the files."""
+"""Training the claims: what is there is not trained again, and nothing is lost."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,17 @@ import pytest
 from normkit.lab.experiment import Run
 from normkit.lab.results import DONE, Epoch, Result
 from normkit.lab.store import Store
+from tools.evidence import __main__ as command
 from tools.evidence import train
-from tools.evidence.claims import experiment_of
+from tools.evidence.claims import ALL, STAGES, Stage, experiment_of, ordered_runs
+from tools.evidence.judge import NOT_RUN
+from tools.evidence.missing import missing_stages, plan_lines
+from tools.evidence.new_runs import NewRunsError, read_new_runs, take
 from tools.evidence.page import Evidence
-from tools.evidence.results import of_sweep, read_results, write_results
+from tools.evidence.results import in_sweep, read_all, read_results, read_sweeps, write_results
 
 FILE = "g-ubn"
+AT_ONCE = 30  # runs, then the time is over
 
 
 def result(run: Run, score: float) -> Result:
@@ -26,56 +33,255 @@ def result(run: Run, score: float) -> Result:
     )  # fmt: skip
 
 
+class Killed(BaseException):
+    """The machine is taken away."""
+
+
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Ids of the runs that would have been trained; each ends at once."""
     ids: list[str] = []
 
-    def sweep(queue: train.RunQueue, store: Store, **_: object) -> None:
+    def sweep(
+        queue: train.RunQueue, store: Store, *, progress: train.QueueLines, **_: object
+    ) -> None:
         missing = [run for run in queue.runs() if run.id not in store.results()]
         store.add(missing)
-        for run in missing[:30]:  # then the time is over
+        for run in missing[:AT_ONCE]:
             ids.append(run.id)
             store.finish(result(run, 0.8))
+            progress.finished(result(run, 0.8))
 
     monkeypatch.setattr(train, "sweep", sweep)
     monkeypatch.setattr(train, "check_data", lambda experiment: [])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return ids
 
 
-def test_a_new_folder_goes_on_from_the_committed_results(
-    tmp_path: Path, trained: list[str]
-) -> None:
-    """A machine that had no store trained all 523 runs again, and its files had nothing else."""
-    experiment, committed, out = experiment_of(FILE), tmp_path / "committed", tmp_path / "out"
-    committed.mkdir()
-    first = experiment.runs()[:20]
-    old = of_sweep(0, {run.id: result(run, 0.7) for run in first}, {})
-    write_results(experiment, old, committed)
+@pytest.fixture
+def committed(tmp_path: Path) -> Path:
+    """Results of twenty runs."""
+    folder = tmp_path / "committed"
+    folder.mkdir()
+    experiment = experiment_of(FILE)
+    old = {run.id: in_sweep(result(run, 0.7), 0) for run in experiment.runs()[:20]}
+    write_results(experiment, old, folder)
     spent = {"device": "a GPU", "seconds": 10.0, "runs": 20, "run_seconds": 40.0, "workers": 6}
-    (committed / "sweeps.json").write_text(json.dumps([spent]))
-    words = ["--out", str(out), "--results", str(committed), FILE]
-    assert train.main(words) == 0
+    (folder / "sweeps.json").write_text(json.dumps([spent]))
+    return folder
+
+
+def test_training_goes_on_from_what_is_there_into_one_file(
+    tmp_path: Path, committed: Path, trained: list[str]
+) -> None:
+    """A machine that had no store trained all 523 runs again. Of another one 75 runs were lost:
+    results lay among checkpoints, and all of it was too large to be brought back."""
+    experiment, out = experiment_of(FILE), tmp_path / "out"
+    old = read_results(experiment, committed)
     everything = {run.id for run in experiment.runs()}
-    assert len(trained) == 30
+    work = tmp_path / "work"
+    words = ["--out", str(out), "--work", str(work), "--results", str(committed), FILE]
+    assert train.main(words) == 0
+    assert len(trained) == AT_ONCE
     assert not {*trained} & old.keys()
+    shutil.rmtree(work)  # another machine, with the file alone
     assert train.main(words) == 0
     assert {*trained} | old.keys() == everything
     assert len(trained) == len({*trained}) == 40
-    found = read_results(experiment, out)
+    assert train.main(words) == 0
+    assert [each.name for each in out.iterdir()] == ["runs.jsonl"]
+    assert [len(each.results) for each in read_new_runs(out / "runs.jsonl")] == [30, 10]
+    assert take(out / "runs.jsonl", committed) == (40, 40)
+    found = read_results(experiment, committed)
     assert found.keys() == everything
     scores = {run: each.score("accuracy") for run, each in found.items()}
     assert {scores[run] for run in old} == {0.7}
     assert {scores[run] for run in trained} == {0.8}
-    sweeps = [found[run].environment["sweep"] for run in (first[0].id, trained[0], trained[-1])]
+    sweeps = [found[run].environment["sweep"] for run in (*list(old)[:1], trained[0], trained[-1])]
     assert sweeps == ["0", "1", "2"]
-    told = json.loads((out / "sweeps.json").read_text())
-    assert [each["runs"] for each in told] == [20, 30, 10]
-    assert train.main(words) == 0
-    assert len(json.loads((out / "sweeps.json").read_text())) == 3  # nothing was left to train
-    evidence = Evidence(out)
+    assert found[trained[0]].provenance == result(experiment.runs()[0], 0.8).provenance
+    assert [each["runs"] for each in read_sweeps(committed)] == [20, 30, 10]
+    evidence = Evidence(committed)
     assert evidence.runs() == 60
     assert evidence.seconds(FILE)["GPU"] == pytest.approx(evidence.total("GPU"), abs=0.2)
+    assert train.main(["--out", str(tmp_path / "none"), "--results", str(committed), FILE]) == 0
+    assert not (tmp_path / "none").exists()  # nothing was missing
+
+
+def test_what_had_finished_before_a_kill_is_there_once(
+    tmp_path: Path, committed: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the store and the file, or in the middle of a line."""
+    out = tmp_path / "out"
+    words = ["--out", str(out), "--results", str(committed), FILE]
+    whole = train.NewRuns.add
+    calls: list[str] = []
+
+    def add(self: train.NewRuns, each: Result, name: str, after: float, *, found: bool) -> None:
+        if len(calls) == 7:
+            raise Killed
+        calls.append(each.run)
+        whole(self, each, name, after, found=found)
+
+    monkeypatch.setattr(train.NewRuns, "add", add)
+    with pytest.raises(Killed):
+        train.main(words)
+    monkeypatch.setattr(train.NewRuns, "add", whole)
+    file = out / "runs.jsonl"
+    with file.open("a") as stream:
+        stream.write('{"after":3.1,"name":"g-ubn, bn (war')
+    assert [len(each.results) for each in read_new_runs(file)] == [7]
+    assert len(trained) == 8  # the last one is in the store alone
+    brought, none = tmp_path / "brought.jsonl", tmp_path / "none"
+    shutil.copy(file, brought)
+    none.mkdir()
+    assert take(brought, none) == (7, 7)
+    file.unlink()  # its folder was emptied, that of the checkpoints was not
+    assert train.main(words) == train.main(words) == 0
+    assert len(trained) == len({*trained}) == 40
+    with file.open("a") as stream:
+        stream.write('{"after":9.9,"name":"')
+    lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+    runs = [line["run"] for line in lines if "run" in line]
+    assert len(runs) == len({*runs}) == 40
+    assert {*runs} == {*trained}
+    own = [each.entry()["runs"] for each in read_new_runs(file)]
+    assert own == [30, 2]  # eight more were found, of which the clock of these knows nothing
+    assert take(file, committed) == (40, 40)
+
+
+def test_files_are_taken_in_any_order_and_as_often_as_one_likes(
+    tmp_path: Path, committed: Path, trained: list[str]
+) -> None:
+    """cp FOLDER/*.json replaced what another machine had brought."""
+    files = [tmp_path / name / "runs.jsonl" for name in ("one", "two")]
+    for file in files:
+        train.main(["--out", str(file.parent), "--results", str(committed), FILE])
+    early = tmp_path / "early.jsonl"  # as it was when it was brought back for the first time
+    early.write_text("\n".join(files[0].read_text().splitlines()[:11]) + "\n")
+    assert [len(each.results) for each in read_new_runs(early)] == [10]
+    assert take(early, committed) == (10, 10)
+    assert take(early, committed) == (0, 10)
+    train.main(["--out", str(files[1].parent), "--results", str(committed), FILE])
+    assert take(files[1], committed) == (30, 40)  # 10 of its first 30 were there; all others
+    assert take(files[0], committed) == (0, 30)
+    assert Evidence(committed).runs() == 60
+    sweeps = read_sweeps(committed)
+    assert [each["runs"] for each in sweeps] == [20, 10, 30, 10]
+    assert len({each.get("started") for each in sweeps}) == 4
+    before = {path.name: path.read_bytes() for path in committed.iterdir()}
+    for file in (*files, early):
+        assert take(file, committed)[0] == 0
+    assert {path.name: path.read_bytes() for path in committed.iterdir()} == before
+
+
+def test_a_run_of_several_experiments_is_in_the_files_of_all(
+    tmp_path: Path, trained: list[str]
+) -> None:
+    empty, out = tmp_path / "empty", tmp_path / "out"
+    empty.mkdir()
+    train.main(["--out", str(out), "--results", str(empty), FILE])
+    take(out / "runs.jsonl", empty)
+    shared = {run.id for run in experiment_of("l-ws-bcn").runs()} & {*trained}
+    assert read_results(experiment_of("l-ws-bcn"), empty).keys() == shared != set()
+
+
+def test_tiny_runs_are_no_results(
+    tmp_path: Path, committed: Path, trained: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["--out", str(out), "--results", str(committed), FILE]
+    assert train.main([*words, "--tiny", "3"]) == 0
+    assert trained
+    with pytest.raises(NewRunsError, match="a few steps"):
+        take(out / "runs.jsonl", committed)
+    with pytest.raises(SystemExit):
+        train.main(words)
+    assert "runs of another kind" in capsys.readouterr().err
+
+
+def test_checkpoints_are_not_put_beside_the_results(
+    tmp_path: Path, committed: Path, trained: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were brought back with them, and with them lost."""
+    out = tmp_path / "out"
+    words = ["--out", str(out), "--results", str(committed), FILE]
+    for work in (out, out / "work"):
+        with pytest.raises(SystemExit):
+            train.main([*words, "--work", str(work)])
+        assert "is for runs.jsonl alone" in capsys.readouterr().err
+    assert train.main(words) == 0
+    told = capsys.readouterr().out
+    assert str(tmp_path / "temporary" / "normkit-evidence-") in told
+    assert [each.name for each in out.iterdir()] == ["runs.jsonl"]
+
+
+def test_what_cannot_be_taken_is_named(
+    tmp_path: Path, committed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--take", str(tmp_path / "runs.jsonl")])
+    assert "There is no " in capsys.readouterr().err
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"run": "0123"}\n')
+    with pytest.raises(NewRunsError, match="does not begin with a sweep"):
+        take(other, committed)
+
+
+def test_a_plan_trains_nothing_and_needs_neither_data_nor_a_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NORMKIT_DATA", str(tmp_path))
+    monkeypatch.setattr(train, "sweep", lambda *_, **__: pytest.fail("it trains"))
+    assert train.main(["--plan"]) == 0
+    told = capsys.readouterr().out
+    known = read_all()
+    missing = missing_stages(known, read_sweeps())
+    for line in plan_lines(missing) if missing else ():
+        assert line in told
+    lacking = [run for run in ordered_runs() if run.id not in known]
+    assert sum(len(stage.runs) for stage in missing) == len(lacking)
+
+
+def test_what_is_missing_is_expected_to_take_as_long_as_what_is_like_it(committed: Path) -> None:
+    """The other schedule as this one, seconds by the sweep's clock, more epochs more of them."""
+    experiment = experiment_of("b-lower-rate")
+    done = [
+        (run, variant)
+        for variant in experiment.variants
+        if dict(variant.cell) == {"train.warmup": 1, "train.epochs": 5}
+        for run in variant.runs(experiment.seeds)
+    ]
+    results = {run.id: in_sweep(result(run, 0.5), 0) for run, _ in done}  # 2 s each, 0.5 of a GPU
+    sweeps = read_sweeps(committed)
+    cells = [{"train.warmup": 0, "train.epochs": 5}, {"train.warmup": 1, "train.epochs": (2, 12)}]
+    stages = [Stage("b-lower-rate", cell=cell) for cell in cells]
+    same, longer = missing_stages(results, sweeps, [*stages, stages[0]])
+    assert (len(same.runs), same.seconds, same.shared) == (15, pytest.approx(7.5), False)
+    assert (len(longer.runs), longer.seconds) == (30, pytest.approx(15 * 0.5 * (2 + 12) / 5))
+    assert same.what == "no warm-up; 5 epochs"
+    assert longer.what == "warm-up; 2, 12 epochs"
+    text = list(plan_lines([same, longer]))
+    assert [line.split()[:3] for line in text[1:3]] == [["15", "8", "8"], ["30", "21", "28"]]
+    [beside] = missing_stages(results, [sweeps[0] | {"beside": "other work"}], stages[:1])
+    assert beside.shared
+    [unknown] = missing_stages(results, sweeps, [Stage(FILE)])
+    assert unknown.seconds == 0
+
+
+def test_claims_with_one_schedule_are_next() -> None:
+    """Of what is missing, second schedules of claims come before other values of their grids."""
+    missing = missing_stages(read_all(), read_sweeps())
+    with_one = set()
+    for claim, rows in zip(ALL, Evidence().rows, strict=True):
+        ran = [row for row in rows if row.answer != NOT_RUN]
+        planned, found = ({dict(row.cell).get("train.warmup") for row in r} for r in (rows, ran))
+        if len(planned) == 2 and len(found) == 1:
+            with_one.add(claim.file)
+    with_one.discard("e-forms-of-the-scale")  # its first claim has both
+    first = [stage.file for stage in missing][: len(with_one)]
+    assert {*first} == with_one
+    assert {stage.file for stage in STAGES} >= with_one
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,17 @@ import pytest
 
 from claims_made_up import claim_of, made_up
 from normkit.lab.results import Result
-from tools.evidence.asides import how_training_went
+from tools.evidence.asides import losses_of_pairs, lost_runs
 from tools.evidence.claims import ALL, experiment_of
 from tools.evidence.judge import NOT_RUN, judge
 from tools.evidence.page import TEXT, Evidence
 from tools.evidence.provenance import across_sweeps, code_states, provenance
-from tools.evidence.words import answer_in_words, pairs_in_words
+from tools.evidence.words import (
+    answer_in_words,
+    differences_in_words,
+    not_run_in_words,
+    pairs_in_words,
+)
 
 
 def run_ids(file: str, variant: str, warmup: int, seeds: range) -> list[str]:
@@ -33,13 +38,39 @@ def test_rows_that_were_not_run_are_counted_where_each_value_was_run_somewhere()
     results = made_up("g-threshold", gain)
     every = judge(claim, results)
     assert (answer_in_words(claim, every), pairs_in_words(every)) == ("holds", "5")
+    assert not_run_in_words(claim, every) == ""
     for name in ("ubn, τ = 0.025", "ubn, τ = 0.25"):
         for run in run_ids("g-threshold", name, 0, range(1, 6)):
             del results[run]
     results |= made_up("g-ubn", {"ubn": 0.02}, seeds=15)  # the runs at 0.15
     rows = judge(claim, results)
-    assert answer_in_words(claim, rows) == "4 of 6 rows run: holds"
+    assert answer_in_words(claim, rows) == "holds (4 of 6 rows run)"
+    assert not_run_in_words(claim, rows) == "ubn, τ = 0.025, no warm-up; ubn, τ = 0.25, no warm-up"
     assert pairs_in_words(rows) == "5–15"
+
+
+def test_which_side_a_mean_is_on_is_said_of_the_claim() -> None:
+    """ "looks better" stood where the claim is that something is worse."""
+    for text, gain, side in (
+        ("the second position is better than the first and the third", -0.001, "towards"),
+        ("the second position is better than the first and the third", 0.001, "against"),
+        ("UBN beats BN whatever the threshold", 0.001, "towards"),
+    ):
+        claim = claim_of(text)
+        results = made_up(claim.file, dict.fromkeys(claim.expected, gain), seeds=2)
+        rows = [
+            dataclasses.replace(row, verdict="not shown", answer="not shown", difference=gain)
+            for row in judge(claim, results)
+        ]
+        assert {row.said for row in rows} == {f"not shown, leans {side} it"}
+
+
+def test_many_differences_are_a_range() -> None:
+    claim = claim_of("UBN beats BN whatever the threshold")
+    gains = {name: 0.02 + i / 100 for i, name in enumerate(claim.expected)}
+    rows = judge(claim, made_up("g-threshold", gains))
+    assert re.fullmatch(r"\+[12]\.\d\d to \+[34]\.\d\d", differences_in_words(claim, rows))
+    assert differences_in_words(claim, rows[:2]).count(", ") == 1
 
 
 def test_values_are_named_where_all_their_rows_were_run() -> None:
@@ -48,11 +79,13 @@ def test_values_are_named_where_all_their_rows_were_run() -> None:
     for name in claim.expected:
         for run in run_ids("g-threshold", name, 0, range(1, 6)):
             del results[run]
-    assert answer_in_words(claim, judge(claim, results)) == "1 of 2 schedules run: holds"
+    rows = judge(claim, results)
+    assert answer_in_words(claim, rows) == "holds (1 of 2 schedules run)"
+    assert not_run_in_words(claim, rows) == "all without warm-up"
 
 
 def test_no_pair_is_no_number() -> None:
-    claim = claim_of("… and with spread 4 too, or training fails")
+    claim = claim_of("channels of spread 4 cost accuracy too, or training fails")
     rows = judge(claim, made_up("o-singularities", {}, seeds=1, collapsed="shifted"))
     assert {row.pairs for row in rows} == {0}
     assert pairs_in_words(rows) == ""
@@ -77,12 +110,10 @@ def test_training_losses_are_of_the_pairs_that_were_compared() -> None:
             paired = place in (1, 2)  # our first run is lost, of the last ones the other is missing
             results[run] = with_losses(results[run], *((first, last) if paired else (8.0, 8.0)))
     del results[ours[4]], results[theirs[3]]
-    told = list(how_training_went(claim, judge(claim, results), results))
-    assert told[0] == (
-        "Training loss of the first and the last epoch, means of the pairs: "
-        "4.000 to 0.250 against 1.500 to 0.500 (no warm-up)."
-    )
-    assert told[1].startswith(
+    rows = judge(claim, results)
+    told = [losses_of_pairs(claim, row, results) for row in rows]
+    assert told == ["4.000 to 0.250; 1.500 to 0.500", ""]
+    assert lost_runs(claim, rows, results).startswith(
         "Lost: bcn + ws, no warm-up, seed 1: collapsed, training loss 8.000 to 8.000; "
         "bcn + ws, warm-up, seed 1: collapsed"
     )
@@ -93,24 +124,23 @@ def test_lost_runs_of_one_kind_are_told_together() -> None:
     results = made_up("l-ws-bcn", {}, collapsed="bcn + ws")
     first, other = run_ids("l-ws-bcn", "bcn + ws", 0, range(1, 3))
     results[other] = dataclasses.replace(results[first], run=other)
-    [lost] = how_training_went(claim, judge(claim, results), results)
+    lost = lost_runs(claim, judge(claim, results), results)
     assert "bcn + ws, no warm-up, seeds 1, 2: collapsed; " in lost
     results = {run: with_losses(each, 3.8e15, 2.3) for run, each in results.items()}
-    assert "training loss 3.8e+15 to 2.300" in list(
-        how_training_went(claim, judge(claim, results), results)
-    )[-1]  # fmt: skip
+    lost = lost_runs(claim, judge(claim, results), results)
+    assert "training loss 3.8e+15 to 2.300" in lost
 
 
 def test_every_answer_is_explained() -> None:
     """ "better, not shown whether slightly" stood in a table alone."""
     explained = set(re.findall(r"\*([^*]+?)\*", TEXT.replace("\n", " ")))
     said = {
-        row.said.removesuffix(", looks better").removesuffix(", looks worse")
+        row.said.removesuffix(", leans towards it").removesuffix(", leans against it")
         for rows in Evidence().rows
         for row in rows
         if row.answer != NOT_RUN
     }
-    assert "better, not shown whether slightly" in said  # else this shows little
+    assert {"better, not shown whether slightly", "not shown, no difference found"} <= said
     assert said <= explained
 
 

@@ -3,6 +3,8 @@
 python -m tools.evidence                      docs/papers.md, evidence.md and its picture,
                                               which-normalizer.md, and the table of
                                               docs/tasks-of-the-papers.md
+python -m tools.evidence --take FILE ...      first add runs of tools.evidence.train to the
+                                              results, its runs.jsonl; runs that are there stay
 python -m tools.evidence --reports FOLDER [NAME ...]
                                               instead a page with charts for each experiment, or
                                               for these, such as g-ubn
@@ -16,9 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normkit.core.atomic_write import write_text
+from normkit.errors import NormkitError
 from normkit.lab.statistics import compare
 from tools.evidence.claims import CLAIMS
 from tools.evidence.figure import evidence_figure
+from tools.evidence.new_runs import take
 from tools.evidence.page import Evidence, evidence_page
 from tools.evidence.papers import papers_page
 from tools.evidence.tasks import tasks_page
@@ -40,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--take", type=Path, nargs="+", metavar="FILE", help="of runs to add")
     parser.add_argument("--reports", type=Path, metavar="FOLDER", help="for pages with charts")
     parser.add_argument("only", nargs="*", metavar="NAME", help="experiments to report on")
     options = parser.parse_args(arguments)
@@ -51,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.only:
         parser.error("names go with --reports FOLDER; pages are always written all")
+    try:
+        for path in options.take or ():
+            new, all_of_them = take(path)
+            print(f"{new} of {all_of_them} runs of {path} were new.")
+    except NormkitError as error:
+        parser.error(str(error))
     for name, page in PAGES.items():
         write_text(DOCS / name, page())
     return 0

@@ -1,4 +1,4 @@
-"""What stands below the table of a claim: losses, lost runs, measures by epoch and by layer."""
+"""What stands beside the table of a claim: losses, lost runs, measures by epoch and by layer."""
 
 from __future__ import annotations
 
@@ -10,34 +10,30 @@ from normkit.lab.results import DONE, Result
 from tools.evidence.claims import Claim
 from tools.evidence.collapse import rows as collapse_rows
 from tools.evidence.judge import NOT_RUN, ClaimRow, claim_experiment
-from tools.evidence.words import place, where
+from tools.evidence.words import where
 
 SERIES = ("condensation",)  # one number an epoch, shown epoch by epoch
 
 
-def how_training_went(
-    claim: Claim, rows: Sequence[ClaimRow], results: Mapping[str, Result]
-) -> Iterator[str]:
-    """Was it slower, unstable, or as good? Of the pairs that were compared."""
+def losses_of_pairs(claim: Claim, row: ClaimRow, results: Mapping[str, Result]) -> str:
+    """Did it train more slowly, or as well? Of the pairs that were compared; "": not known."""
+    if row.answer == NOT_RUN or claim.measure.endswith("_trend"):
+        return ""
     experiment = claim_experiment(claim)
-    told = []
-    for row in rows:
-        if row.answer == NOT_RUN or claim.measure.endswith("_trend"):
-            continue
-        ours, theirs = (
-            _finished(experiment.variant(name, row.cell), experiment, results)
-            for name in (row.variant, row.baseline)
-        )
-        both = [seed for seed in ours if seed in theirs]
-        pair = [losses([side[seed] for seed in both]) for side in (ours, theirs)]
-        if all(pair):
-            told.append(f"{pair[0]} against {pair[1]} ({place(claim, row)})")
-    if told:
-        yield (
-            f"Training loss of the first and the last epoch, means of the pairs: {', '.join(told)}."
-        )
-    if any(row.lost or row.baseline_lost for row in rows):
-        yield f"Lost: {'; '.join(_lost_runs(experiment, results))}."
+    ours, theirs = (
+        _finished(experiment.variant(name, row.cell), experiment, results)
+        for name in (row.variant, row.baseline)
+    )
+    both = [seed for seed in ours if seed in theirs]
+    pair = [losses([side[seed] for seed in both]) for side in (ours, theirs)]
+    return f"{pair[0]}; {pair[1]}" if all(pair) else ""
+
+
+def lost_runs(claim: Claim, rows: Sequence[ClaimRow], results: Mapping[str, Result]) -> str:
+    """Which runs were lost, and how; "" if none was."""
+    if not any(row.lost or row.baseline_lost for row in rows):
+        return ""
+    return f"Lost: {'; '.join(_lost_runs(claim_experiment(claim), results))}."
 
 
 def _finished(

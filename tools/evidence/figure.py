@@ -30,6 +30,7 @@ def evidence_figure(folder: Path = RESULTS) -> str:
             'font-family="system-ui, sans-serif" font-size="11">',
             '<rect width="100%" height="100%" fill="#fff"/>',
             *_head(scale, height),
+            *_bands([label[0] for label, _ in rows], width),
             *(_line(label, row, scale, TOP + LINE * i) for i, (label, row) in enumerate(rows)),
             "</svg>",
             "",
@@ -56,11 +57,9 @@ def _head(scale: ForestScale, height: int) -> Iterator[str]:
         '<text x="10" y="20" font-size="13" font-weight="600">Differences in test accuracy, '
         "points, with their intervals; to the right the first is better</text>"
     )
-    names = {"holds": HOLDS, "contradicted": CONTRADICTED, "does not hold": FAILS}
-    for i, name in enumerate([*names, "not shown"]):
-        colour = COLOURS.get(names.get(name, ""), OTHER)
-        yield f'<circle cx="{16 + 100 * i}" cy="36" r="4" fill="{colour}"/>'
-        yield f'<text x="{25 + 100 * i}" y="40">{name}</text>'
+    for i, answer in enumerate([*COLOURS, "not shown, or unstable"]):
+        yield _mark(answer, 16 + 100 * i, 36)
+        yield f'<text x="{25 + 100 * i}" y="40">{answer}</text>'
     step = 5 if scale.high - scale.low < 60 else 10
     for value in range(math.ceil(scale.low / step) * step, math.floor(scale.high) + 1, step):
         x = _at(scale, value)
@@ -68,6 +67,18 @@ def _head(scale: ForestScale, height: int) -> Iterator[str]:
         yield f'<path d="M{x} {TOP - 8}V{height - 20}" stroke="{colour}"/>'
         text = f"{value:+d}" if value else "0"
         yield f'<text x="{x}" y="{height - 8}" text-anchor="middle">{text}</text>'
+
+
+def _bands(letters: list[str], width: int) -> Iterator[str]:
+    """Every other letter on a ground of its own."""
+    for i, letter in enumerate(dict.fromkeys(letters)):
+        if i % 2:
+            top = TOP + LINE * letters.index(letter) - LINE / 2
+            height = LINE * letters.count(letter)
+            yield (
+                f'<rect x="0" y="{top}" width="{width}" height="{height}" '
+                'fill="#64748b" fill-opacity="0.08"/>'
+            )
 
 
 def _line(label: str, row: ClaimRow, scale: ForestScale, y: int) -> str:
@@ -80,10 +91,18 @@ def _line(label: str, row: ClaimRow, scale: ForestScale, y: int) -> str:
     return (
         f'<text x="10" y="{y + 4}">{escape(text)}</text>'
         f'<path d="M{low} {y}H{high}" stroke="{colour}" stroke-width="2"/>'
-        f'<circle cx="{mean}" cy="{y}" r="3.5" fill="{colour}"/>'
+        f"{_mark(row.answer, mean, y)}"
         f'<text x="{LEFT + WIDTH + 8}" y="{y + 4}" fill="{colour}">'
         f"{100 * row.difference:+.1f}  ({many})</text>"
     )
+
+
+def _mark(answer: str, x: float, y: int) -> str:
+    """Square where a claim fails: colours alone do not tell everybody."""
+    colour = COLOURS.get(answer, OTHER)
+    if answer in (CONTRADICTED, FAILS):
+        return f'<rect x="{x - 3.5:.1f}" y="{y - 3.5}" width="7" height="7" fill="{colour}"/>'
+    return f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"/>'
 
 
 def _at(scale: ForestScale, value: float) -> float:

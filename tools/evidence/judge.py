@@ -25,6 +25,7 @@ from tools.evidence.claims import (
 
 HOLDS, FAILS, CONTRADICTED = "holds", "does not hold", "contradicted"
 NOT_RUN, NOT_SHOWN = "not run", "not shown"
+HIGHER, LOWER = "higher", "lower"  # of accuracy that is left, of which papers claim nothing
 NO_TREND = "no trend"  # what a rank correlation is compared with
 LEFT = "_left"  # of a measure of lost accuracy: what is left of it, more is better
 # what a verdict of the lab means for what was expected; others, such as "unstable", stay
@@ -59,17 +60,21 @@ class ClaimRow:
     high: float
     verdict: str  # of the lab
     answer: str  # what that means for the claim
+    expected: str  # by the claim
     lost: int
     baseline_lost: int
 
     @property
     def said(self) -> str:
-        """The answer; where nothing is shown, with the side on which the difference lies."""
+        """The answer; where nothing is shown, with the side on which the mean lies."""
         if self.answer != NOT_SHOWN or not self.pairs:
             return self.answer
         if self.verdict in (BETTER, WORSE):
             return f"{self.verdict}, not shown whether slightly"
-        return f"{self.answer}, looks {'better' if self.difference > 0 else 'worse'}"
+        if self.expected in (EQUIVALENT, SLIGHT):
+            return f"{self.answer}, no difference found"
+        towards = (self.difference > 0) == (self.expected == BETTER)
+        return f"{self.answer}, leans {'towards' if towards else 'against'} it"
 
 
 def judge(claim: Claim, results: Mapping[str, Result]) -> list[ClaimRow]:
@@ -98,10 +103,22 @@ def judge(claim: Claim, results: Mapping[str, Result]) -> list[ClaimRow]:
             ClaimRow(
                 each.cell, each.variant, each.baseline, each.pairs, each.mean, each.std,
                 each.baseline_mean, each.baseline_std, each.difference, each.low, each.high,
-                each.verdict, answer, each.lost, each.baseline_lost,
+                each.verdict, answer, claim.expected[each.variant], each.lost, each.baseline_lost,
             )
         )  # fmt: skip
     return rows
+
+
+def judge_left(claim: Claim, results: Mapping[str, Result]) -> list[ClaimRow]:
+    """Of a claim about lost accuracy what is left of it: who has less can lose less."""
+    rows = judge(dataclasses.replace(claim, measure=claim.measure + LEFT), results)
+    words = {BETTER: HIGHER, WORSE: LOWER, NOT_SHOWN: "neither shown"}
+    return [
+        row
+        if row.answer == NOT_RUN
+        else dataclasses.replace(row, answer=words.get(row.verdict, row.verdict))
+        for row in rows
+    ]
 
 
 def claim_experiment(claim: Claim) -> Experiment:
@@ -215,7 +232,8 @@ def _judge_measure(
                 variant.cell, variant.name, NO_TREND if trend else experiment.baseline,
                 len(ours), _mean(ours),
                 _std(ours), _mean(theirs), _std(theirs), _mean(better), decision.low,
-                decision.high, decision.verdict, answer, lost, base_lost,
+                decision.high, decision.verdict, answer, claim.expected[variant.name],
+                lost, base_lost,
             )
         )  # fmt: skip
     return rows

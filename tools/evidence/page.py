@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,28 @@ from pathlib import Path
 from normkit.lab.experiment import Experiment, Variant
 from normkit.lab.results import Result
 from normkit.lab.statistics import UNSTABLE
-from tools.evidence.asides import SERIES, by_epoch, by_layer, first_steps, how_training_went
-from tools.evidence.claims import ALL, Claim, experiment_of
-from tools.evidence.judge import CONTRADICTED, LEFT, NOT_RUN, ClaimRow, all_seeds, judge, scores
+from tools.evidence.asides import (
+    SERIES,
+    by_epoch,
+    by_layer,
+    first_steps,
+    losses_of_pairs,
+    lost_runs,
+)
+from tools.evidence.claims import ALL, OUR_OWN, Claim, experiment_of
+from tools.evidence.judge import (
+    CONTRADICTED,
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    NOT_SHOWN,
+    ClaimRow,
+    all_seeds,
+    judge,
+    judge_left,
+    scores,
+)
+from tools.evidence.missing import RunCosts, missing_stages
 from tools.evidence.provenance import provenance
 from tools.evidence.results import RESULTS, read_results, read_sweeps
 from tools.evidence.words import (
@@ -21,34 +41,77 @@ from tools.evidence.words import (
     POINTS,
     Digits,
     answer_in_words,
+    differences_in_words,
+    not_run_in_words,
     pairs_in_words,
-    place,
     where,
 )
 
+INTRODUCTION = """\
+Small networks and few epochs, on real data and with paired seeds: mostly a ResNet-20 on CIFAR-10 in
+five epochs, on one GPU. What is contradicted here may hold at the papers' scale, and the other way
+round. With and without an epoch of warm-up, where there is a schedule."""
 TEXT = """\
-Each claim is an experiment of [experiments/claims](../experiments/claims): small networks and few
-epochs, so a claim that does not hold here may hold at the papers' scale, and the other way round.
-Seeds are paired, and a comparison has all seeds that were trained on both sides: where means of
-one network differ from table to table, they are over different seeds, or of other runs ((k) and (p)
-have their own). Answers come from the lab's verdicts ([how they are reached](verdicts.md)), with
-5 % for all planned rows of a claim together, those not run yet included (Holm); claims are not
-corrected together. How many seeds an experiment has was fixed before it was trained: a row with
-fewer is a look in between, for which nothing is corrected. *holds*: the interval of the
-difference excludes 0 on the side that the claim says; *contradicted*: on the other side; *does not
-hold*: the difference is smaller than half a point, or is there where none should be; *not shown*:
-too few seeds to tell, with the side on which the mean lies; *better, not shown whether slightly*
-(or worse): a difference is shown, but not whether it is smaller than half a point; *unstable*: runs
-were lost. That something is worse also holds where runs of it were lost and none of the other side
-((o) at spread 4).
+Each row of a claim compares two networks over the seeds that were trained of both.
 
-    NORMKIT_DATA=… python -m tools.evidence.train --out FOLDER    train, headline claims first
-    cp FOLDER/*.json experiments/claims/results  what was committed is in these files too
+- *holds*: the interval of the difference excludes 0 on the side that the claim says
+- *contradicted*: on the other side
+- *does not hold*: the difference is smaller than half a point, or is there where none should be
+- *not shown*: too few seeds to tell; the mean *leans towards* what the claim says or *against* it
+- *not shown, no difference found*: the claim is that there is none, and none was found, but the
+  seeds do not exclude one of half a point either
+- *better, not shown whether slightly* (or worse): a difference is shown, but not whether it is
+  smaller than half a point
+- *unstable*: runs diverged or collapsed. That something is worse also holds where runs of it were
+  lost and none of the other side ((o) at spread 4).
+
+Answers are the lab's verdicts ([what they promise](verdicts.md)): two-sided paired t-tests, with
+5 % for all planned rows of a claim together, those not run yet included (Holm); intervals are as
+wide as that takes. Claims are not corrected together. How many seeds an experiment has was fixed
+before it was trained: a row with fewer is a look in between, for which nothing is corrected. Where
+means of one network differ from table to table, they are over different seeds, or of other runs
+((k) and (p) have their own)."""
+COMMANDS = """\
+    python -m tools.evidence.train --plan        what is missing, and about how long it takes
+    NORMKIT_DATA=… python -m tools.evidence.train --out FOLDER    train it, into one small file
+    python -m tools.evidence --take FOLDER/runs.jsonl    into experiments/claims/results; pages
     make evidence                                this page, from the committed results
     python -m tools.evidence --reports FOLDER [NAME …]    pages with charts, one an experiment
 
-Those pages, of 5 MB each, are not committed. They compare all variants of an experiment with its
+Reports, of 5 MB each, are not committed. They compare all variants of an experiment with its
 baseline, decided together: more strictly than here."""
+NOT_PLANNED = """\
+No experiment is planned for: CIFAR-100 as a second data set for (a), (g) and (l); batches of 64 and
+256 in (g); 64, 32, 16 and 4 images a worker in (m); 256 and 1,024 images in (i); LN in (n)."""
+TOPICS = {
+    "a": "Small start scales at a learning rate of 0.1",
+    "b": "Small start scales at a learning rate of 0.01",
+    "c": "Small start scales alone, slow scales alone",
+    "d": "A batch norm in place of input normalization",
+    "e": "Other forms of the scale",
+    "f": "RBN and IEBN with and without the sample's statistics",
+    "g": "UBN",
+    "h": "Condensed features",
+    "i": "Estimation shift",
+    "j": "XBN: which norm of a block, in which blocks",
+    "k": "Wrong running statistics",
+    "l": "Weight standardization and BCN",
+    "m": "Few images a worker",
+    "n": "Channels of a group",
+    "o": "Distance to singularities",
+    "p": "Damaged test images",
+}
+PAPER = re.compile(r"(?!Our)([^(]+) \(([^)]*\d{4})\)")
+# what the rows of a claim say, those that were run: one thing all of them, or not
+HEADINGS = {
+    HOLDS: "Hold",
+    CONTRADICTED: "Contradicted here",
+    FAILS: "Do not hold here",
+    NOT_SHOWN: "Not shown, for want of seeds",
+    UNSTABLE: "Unstable: runs were lost",
+    "in part": "In part",
+    NOT_RUN: "Not run",
+}
 
 
 def evidence_page(folder: Path = RESULTS) -> str:
@@ -70,10 +133,7 @@ class Evidence:
         self.rows = [judge(claim, self.pool) for claim in ALL]
         # who has less accuracy can lose less: of claims about lost accuracy, what is left
         self.left = [
-            judge(dataclasses.replace(claim, measure=claim.measure + LEFT), self.pool)
-            if claim.measure in POINTS
-            else []
-            for claim in ALL
+            judge_left(claim, self.pool) if claim.measure in POINTS else [] for claim in ALL
         ]
 
     def pooled(self, file: str) -> Experiment:
@@ -93,17 +153,12 @@ class Evidence:
         return sum(each["seconds"] for each in self.sweeps if device_kind(each["device"]) == kind)
 
     def seconds(self, file: str) -> dict[str, float]:
-        """GPU and CPU seconds of an experiment's runs: their share of the time of their sweep.
-
-        Runs train side by side, so their own seconds are longer than what they cost.
-        """
+        """GPU and CPU seconds of an experiment's runs: their part of the time of their sweep."""
         spent: dict[str, float] = {}
+        costs = RunCosts(self.pool, self.sweeps)
         for result in self.results[file].values():
             kind = device_kind(result.environment.get("device", ""))
-            number = result.environment.get("sweep")
-            sweep = self.sweeps[int(number)] if number and self.sweeps else {}
-            share = sweep["seconds"] / sweep["run_seconds"] if sweep else 1.0
-            spent[kind] = spent.get(kind, 0.0) + share * result.seconds
+            spent[kind] = spent.get(kind, 0.0) + costs.of(result)
         return spent
 
 
@@ -114,53 +169,121 @@ def device_kind(device: str) -> str:
 def _lines(evidence: Evidence) -> Iterator[str]:
     yield "# Evidence: which claims of the five papers hold here"
     yield ""
-    yield from _introduction(evidence)
+    yield INTRODUCTION
+    yield f"{evidence.runs()} of {evidence.planned()} planned runs, {_cost(evidence)}."
     yield ""
-    yield "![Every difference in accuracy with its interval](evidence.svg)"
+    yield "## In a minute"
+    yield ""
+    yield from _in_a_minute(evidence)
+    yield ""
+    yield "## All claims"
+    yield ""
+    yield "Differences are in points of accuracy, or in the measure that the section names; where"
+    yield "one is positive, the first of the two that are compared is better."
     yield ""
     yield "| | claim | paper | n | differences | answer |"
     yield "|---|---|---|---:|---:|---|"
     for claim, rows, left in zip(ALL, evidence.rows, evidence.left, strict=True):
         yield _summary(claim, rows, left)
+    yield ""
+    yield _papers()
+    yield ""
+    yield "![Every difference in accuracy with its interval](evidence.svg)"
+    yield ""
+    yield "## What the answers mean"
+    yield ""
+    yield TEXT
+    yield ""
+    yield "## Train more, and make this page"
+    yield ""
+    yield COMMANDS
     told: set[str] = set()
-    for letter in dict.fromkeys(claim.letter for claim in ALL):
+    for letter in TOPICS:
         mine = [i for i, claim in enumerate(ALL) if claim.letter == letter]
+        files = [f for f in dict.fromkeys(ALL[i].file for i in mine) if f not in told]
+        told |= {*files}
         yield ""
-        yield f"## ({letter})"
+        yield f'<a id="{letter}"></a>'
+        yield ""
+        yield f"## ({letter}) {TOPICS[letter]}"
+        for file in files:
+            yield from _file_lines(evidence, file)
         for i in mine:
             yield ""
             yield from _section(evidence, i)
-        for file in dict.fromkeys(ALL[i].file for i in mine if ALL[i].file not in told):
-            yield from _file_lines(evidence, file)
-            told.add(file)
+        for file in files:
+            yield from _score_lines(evidence, file)
+    yield ""
+    yield "## What was not run"
+    yield ""
+    yield from _missing(evidence)
+    yield ""
+    yield "## Where the runs are from"
+    yield ""
+    yield (
+        "Experiments share runs: seconds of each are its runs' part of their sweep, and add up to "
+        f"more than the total. {provenance(evidence.rows, evidence.pool)}"
+    )
 
 
-def _introduction(evidence: Evidence) -> Iterator[str]:
+def _cost(evidence: Evidence) -> str:
     spent = [f"{evidence.total(kind):.0f} s of a {kind}" for kind in ("GPU", "CPU")]
     devices = sorted({each["device"] for each in evidence.sweeps})
     shared = sum(each["seconds"] for each in evidence.sweeps if each.get("beside"))
-    yield (
-        f"{evidence.runs()} of {evidence.planned()} planned runs, "
+    return (
         f"{' and '.join(each for each in spent if not each.startswith('0 '))}"
         f"{f', {shared:.0f} s of them shared with other work' if shared else ''}"
-        f"{' (' + '; '.join(devices) + ')' if devices else ''}. "
-        "Experiments share runs: seconds of each are its runs' part of their sweep, and add up to "
-        f"more. {provenance(evidence.rows, evidence.pool)}"
+        f"{' (' + '; '.join(devices) + ')' if devices else ''}"
     )
-    yield TEXT
+
+
+def _in_a_minute(evidence: Evidence) -> Iterator[str]:
+    """Claims by what all their rows say that were run."""
+    groups: dict[str, list[int]] = {heading: [] for heading in HEADINGS}
+    for i, rows in enumerate(evidence.rows):
+        answers = {row.answer for row in rows if row.answer != NOT_RUN} or {NOT_RUN}
+        one = UNSTABLE if UNSTABLE in answers else answers.pop() if len(answers) == 1 else "in part"
+        groups[one].append(i)
+    yield (
+        f"{len(ALL)} claims; † where some rows of a claim are still missing, mostly the schedule "
+        "without warm-up."
+    )
+    yield ""
+    for heading, members in groups.items():
+        if members:
+            yield f"- **{HEADINGS[heading]}** ({len(members)})"
+            for letter in dict.fromkeys(ALL[i].letter for i in members):
+                yield f"  - {_in_short(evidence, members, letter)}"
+
+
+def _in_short(evidence: Evidence, members: Sequence[int], letter: str) -> str:
+    """Of one letter the claims, and which of them are incomplete."""
+    texts = []
+    for i in members:
+        if ALL[i].letter == letter:
+            rows = evidence.rows[i]
+            some = _ran(rows) and any(row.answer == NOT_RUN for row in rows)
+            texts.append(f"{ALL[i].text}{' †' if some else ''}")
+    return f"[({letter})](#{letter}) {'; '.join(texts)}"
 
 
 def _summary(claim: Claim, rows: Sequence[ClaimRow], left: Sequence[ClaimRow]) -> str:
-    ran = [row for row in rows if row.answer != NOT_RUN]
-    digits = Digits(claim)
-    gaps = ", ".join(digits.signed(row.difference) for row in ran)
-    source = claim.source or experiment_of(claim.file).source
+    source = re.sub(r" \([^)]*\)", "", claim.source or experiment_of(claim.file).source)
+    source = source.replace(OUR_OWN, "our own question")
     words = f"**{answer_in_words(claim, rows)}**"
     if _ran(left):
-        words += f"; of accuracy left: **{answer_in_words(claim, left)}**"
+        words += f"; accuracy left: {answer_in_words(claim, left, whole=False)}"
     return (
-        f"| {claim.letter} | {claim.text} | {source} | {pairs_in_words(rows)} | {gaps} | {words} |"
+        f"| [{claim.letter}](#{claim.letter}) | {claim.text} | {source} | {pairs_in_words(rows)} "
+        f"| {differences_in_words(claim, rows)} | {words} |"
     )
+
+
+def _papers() -> str:
+    """The papers in full, once."""
+    sources = [experiment_of(claim.file).source for claim in ALL]
+    found = {each[1]: each[2] for source in sources if (each := PAPER.match(source))}
+    return "; ".join(f"{name}: {authors}" for name, authors in sorted(found.items())) + "."
 
 
 def _ran(rows: Sequence[ClaimRow]) -> bool:
@@ -170,51 +293,53 @@ def _ran(rows: Sequence[ClaimRow]) -> bool:
 def _section(evidence: Evidence, i: int) -> Iterator[str]:
     claim, rows = ALL[i], evidence.rows[i]
     first = claim.text[0]
-    yield f"**{first.upper() if first.isascii() else first}{claim.text[1:]}.**"
+    title = f"{first.upper() if first.isascii() else first}{claim.text[1:]}"
     if not _ran(rows):
-        yield "Not run."
+        yield f"**{title}.** Not run."
         return
+    yield f"**{title}**: {answer_in_words(claim, rows, whole=False)}."
     if claim.measure:
         yield f"Compared is a measure: {MEASURES[claim.measure]}."
     if claim.epoch:
         yield f"Compared is the test set after epoch {claim.epoch}."
     yield ""
-    yield from _table(claim, rows)
+    wrong = any(row.answer in (CONTRADICTED, UNSTABLE) for row in rows)
+    yield from _table(claim, rows, evidence.pool if claim.losses or wrong else {})
     if left := evidence.left[i]:
         yield ""
         yield "The accuracy that is left, in percent: who has less can lose less."
         yield ""
-        yield from _table(claim, left)
+        yield from _table(claim, left, {})
+    if missing := not_run_in_words(claim, rows):
+        yield ""
+        yield f"Not run: {missing}."
     if claim.measure in SERIES:
         yield ""
         yield from by_epoch(claim, rows, evidence.pool)
     if claim.measure.endswith("_trend"):
         yield ""
         yield from by_layer(claim, rows, evidence.pool)
-    wrong = any(row.answer in (CONTRADICTED, UNSTABLE) for row in rows)
-    if claim.note or claim.losses or wrong:
+    if lost := lost_runs(claim, rows, evidence.pool):
         yield ""
-    if claim.losses or wrong:
-        yield from how_training_went(claim, rows, evidence.pool)
+        yield lost
     if claim.note:
+        yield ""
         yield claim.note
     if claim.first_steps:
         yield ""
         yield from first_steps()
 
 
-def _table(claim: Claim, rows: Sequence[ClaimRow]) -> Iterator[str]:
-    """The rows that were run; and which were not."""
-    yield "| where | compared | n | ours | with | difference | interval | verdict | the claim |"
-    yield "|---|---|---:|---:|---:|---:|---:|---|---|"
-    for row in rows:
-        if row.answer != NOT_RUN:
-            yield _row(claim, row)
-    places = [place(claim, row) for row in rows if row.answer == NOT_RUN]
-    if places:
-        yield ""
-        many = f"{len(places)} of {len(rows)} rows"
-        yield f"Not run: {'; '.join(places) if len(places) < 4 else many}."
+def _table(claim: Claim, rows: Sequence[ClaimRow], results: Mapping[str, Result]) -> Iterator[str]:
+    """The rows that were run; with the losses of their pairs where there are results to look in."""
+    ran = [row for row in rows if row.answer != NOT_RUN]
+    losses = [losses_of_pairs(claim, row, results) for row in ran]
+    more = " training loss, first to last epoch |" if any(losses) else ""
+    head = "| where | compared | n | the first | the second | difference | interval | answer |"
+    yield f"{head}{more}"
+    yield f"|---|---|---:|---:|---:|---:|---:|---|{'---|' if more else ''}"
+    for row, loss in zip(ran, losses, strict=True):
+        yield _row(claim, row) + (f" {loss or '–'} |" if more else "")
 
 
 def _row(claim: Claim, row: ClaimRow) -> str:
@@ -223,50 +348,73 @@ def _row(claim: Claim, row: ClaimRow) -> str:
     if row.lost or row.baseline_lost:
         lost = f" ({row.lost} lost, {row.baseline_lost} of {row.baseline})"
     interval = f"{digits.signed(row.low)} to {digits.signed(row.high)}"
-    verdict = "–" if row.answer == NOT_RUN else f"{row.verdict}{lost}"
     return (
         f"| {where(row.cell)} | {row.variant} against {row.baseline} "
         f"| {row.pairs} | {digits.spread(row.mean, row.std)} "
         f"| {digits.spread(row.baseline_mean, row.baseline_std)} "
         f"| {digits.signed(row.difference)} "
         f"| {'–' if math.isnan(row.low) else interval} "
-        f"| {verdict} | {row.said} |"
+        f"| {row.said}{lost} |"
     )
 
 
 def _file_lines(evidence: Evidence, file: str) -> Iterator[str]:
-    """Protocol, cost and all scores of an experiment."""
+    """Protocol and cost of an experiment."""
     experiment, results = evidence.experiments[file], evidence.results[file]
     yield ""
     yield f"*[{file}](../experiments/claims/{file}.toml)*, {experiment.source}."
-    yield _protocol(experiment)
+    yield experiment.difference.replace("\n", " ")
     if not results:
         yield f"Not run: {len(experiment.runs())} runs."
         return
     spent = evidence.seconds(file)
     cost = " and ".join(f"{seconds:.0f} s of a {kind}" for kind, seconds in sorted(spent.items()))
     yield f"{len(results)} of {len(experiment.runs())} runs, {cost}."
+
+
+def _score_lines(evidence: Evidence, file: str) -> Iterator[str]:
+    """All scores of an experiment, unless its claims have shown every one already."""
+    if not evidence.results[file]:
+        return
+    experiment, results = evidence.pooled(file), evidence.pool
+    shown: dict[tuple[str, object], int] = {}
+    for claim, rows in zip(ALL, evidence.rows, strict=True):
+        if claim.file == file and not claim.measure and not claim.epoch:
+            for row in rows:
+                for name in (row.variant, row.baseline):
+                    shown[name, row.cell] = max(shown.get((name, row.cell), 0), row.pairs)
+    ran = [
+        (each, sum(run.id in results for run in each.runs(experiment.seeds)))
+        for each in experiment.variants
+    ]
+    if all(shown.get((each.name, each.cell), 0) == many for each, many in ran if many):
+        return
     yield ""
-    yield from _score_table(evidence.pooled(file), evidence.pool)
-
-
-def _protocol(experiment: Experiment) -> str:
-    return experiment.difference.replace("\n", " ")
+    yield f"All seeds of {file}:"
+    yield ""
+    yield from _score_table(experiment, results)
 
 
 def _score_table(experiment: Experiment, results: Mapping[str, Result]) -> Iterator[str]:
-    cells = experiment.cells()
+    """Without cells that have the same runs as one before them, and no others."""
     names = list(dict.fromkeys(variant.name for variant in experiment.variants))
     yield f"| test {experiment.metric} (%) | " + " | ".join(names) + " |"
     yield "|---|" + "---:|" * len(names)
     digits = Digits()
-    for cell in cells:
-        fields = []
-        for name in names:
-            here = [v for v in experiment.variants if (v.name, v.cell) == (name, cell)]
-            fields.append(_score(experiment, here[0], results, digits) if here else "")
-        if any(fields):
-            yield f"| {where(cell)} | " + " | ".join(fields) + " |"
+    told: set[str] = set()
+    for cell in experiment.cells():
+        here = {each.name: each for each in experiment.variants if each.cell == cell}
+        ran = {
+            run.id for each in here.values() for run in each.runs(experiment.seeds)
+        } & results.keys()
+        if ran <= told:
+            continue
+        told |= ran
+        fields = [
+            _score(experiment, here[name], results, digits) if name in here else ""
+            for name in names
+        ]
+        yield f"| {where(cell)} | " + " | ".join(fields) + " |"
 
 
 def _score(
@@ -276,3 +424,21 @@ def _score(
     std = statistics.stdev(values) if len(values) > 1 else math.nan
     text = digits.spread(statistics.fmean(values), std) if values else ""
     return f"{text} ({lost} of {lost + len(values)} lost)".strip() if lost else text
+
+
+def _missing(evidence: Evidence) -> Iterator[str]:
+    """What is planned and not there, in the order in which it is trained; what is not planned."""
+    stages = missing_stages(evidence.pool, evidence.sweeps)
+    if stages:
+        yield "In the order in which they are trained next; seconds of a GPU are a guess from the"
+        yield "runs like them, rather high (*) where those shared the GPU with other work."
+        yield ""
+        yield "| experiment | what | runs | seconds |"
+        yield "|---|---|---:|---:|"
+        for stage in stages:
+            seconds = f"{stage.seconds:.0f}{'*' if stage.shared else ''}" if stage.seconds else "–"
+            yield f"| {stage.file} | {stage.what} | {len(stage.runs)} | {seconds} |"
+        total = sum(stage.seconds for stage in stages)
+        yield f"| | | {sum(len(stage.runs) for stage in stages)} | {total:.0f} |"
+        yield ""
+    yield NOT_PLANNED

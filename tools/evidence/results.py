@@ -30,7 +30,7 @@ def write_results(
     if not own:
         return None
     of = _places(experiment)
-    records = [of[result.run] | _short(json.loads(result.to_json())) for result in own]
+    records = [of[result.run] | shortened(json.loads(result.to_json())) for result in own]
     common = _common([record["environment"] for record in records])
     lines = []
     for record in records:
@@ -44,20 +44,9 @@ def write_results(
     return write_text(folder / f"{experiment.name}.json", text)
 
 
-def of_sweep(
-    number: int, results: Mapping[str, Result], known: Mapping[str, Result]
-) -> dict[str, Result]:
-    """Results that say in which sweep they were trained: this one, if they do not know."""
-    return {
-        run: dataclasses.replace(
-            result,
-            environment={
-                **result.environment,
-                "sweep": known[run].environment.get("sweep", "") if run in known else str(number),
-            },
-        )
-        for run, result in results.items()
-    }
+def in_sweep(result: Result, number: int) -> Result:
+    """The same result, which says in which of the sweeps it was trained."""
+    return dataclasses.replace(result, environment={**result.environment, "sweep": str(number)})
 
 
 def read_results(experiment: Experiment, folder: Path = RESULTS) -> dict[str, Result]:
@@ -71,8 +60,13 @@ def read_results(experiment: Experiment, folder: Path = RESULTS) -> dict[str, Re
         for key in ("of", "seed"):
             record.pop(key, None)
         whole = {**record, "environment": {**document["environment"], **record["environment"]}}
-        results[record["run"]] = Result.from_json(json.dumps(whole))
+        results[record["run"]] = from_record(whole)
     return results
+
+
+def from_record(record: Mapping[str, Any]) -> Result:
+    """A result of what ``shortened`` made of it."""
+    return Result.from_json(json.dumps(record))
 
 
 def read_all(folder: Path = RESULTS) -> dict[str, Result]:
@@ -99,13 +93,13 @@ def _places(experiment: Experiment) -> dict[str, dict[str, Any]]:
     return places
 
 
-def _short(value: Any) -> Any:
-    """Without what is not known, and with few digits."""
+def shortened(value: Any) -> Any:
+    """A record without what is not known, and with few digits."""
     if isinstance(value, dict):
-        kept = {key: _short(each) for key, each in value.items() if each not in (None, {}, "")}
+        kept = {key: shortened(each) for key, each in value.items() if each not in (None, {}, "")}
         return {"environment": {}, **kept} if "run" in value else kept
     if isinstance(value, list):
-        return [_short(each) for each in value]
+        return [shortened(each) for each in value]
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 

@@ -1,28 +1,34 @@
-"""Train the claims, the headline ones first, until the time is over; then write small files.
+"""Train the claims that are missing, the headline ones first, until the time is over.
 
+    python -m tools.evidence.train --plan                     what is missing, and what it takes
     NORMKIT_DATA=… python -m tools.evidence.train --out FOLDER --seconds 540
-    cp FOLDER/*.json experiments/claims/results; make evidence
+    python -m tools.evidence --take FOLDER/runs.jsonl         into the committed results; pages
 
-Runs whose results are committed are not trained again: they are in the files beside the new ones.
+Bring back FOLDER/runs.jsonl: one small file, a few kilobytes a run, and nothing else is in FOLDER.
+A run is in it, and on the disk, as soon as it has finished, however this ends: Ctrl-C, a kill or a
+limit of the machine cost only runs that had not finished. Given the same FOLDER again, also if it
+was emptied, it goes on: what has finished is not trained again, and stopped runs go on from their
+checkpoints. Those are in a folder for temporary files (--work), never in FOLDER: they can be a
+hundred times as large as results, and are of no use elsewhere. Nor are runs trained that are
+committed. To go on on another machine take the file in first, or put it into FOLDER there.
+
 All runs are one queue for a few worker processes, each with four runs side by side: starting
-processes for each experiment anew would take longer than the experiments. Stopped runs go on from
-their checkpoints where FOLDER is given again. Needs torch and nothing else.
+processes for each experiment anew would take longer than the experiments. Needs torch and nothing
+else; --take needs what the lab needs.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
-import signal
+import hashlib
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from normkit.core.atomic_write import write_text
 from normkit.errors import NormkitError
 from normkit.lab.experiment import Experiment, Run
 from normkit.lab.experiment.checks import check_data
@@ -31,14 +37,9 @@ from normkit.lab.store import Store
 from normkit.lab.sweep import ProgressListener, SweepPlan
 from normkit.lab.sweep import run as sweep
 from tools.evidence.claims import STAGES, Stage, experiment_of, ordered_runs
-from tools.evidence.results import (
-    RESULTS,
-    SWEEPS,
-    of_sweep,
-    read_all,
-    read_sweeps,
-    write_results,
-)
+from tools.evidence.missing import missing_stages, plan_lines
+from tools.evidence.new_runs import RUNS, NewRuns, NewRunsError, read_new_runs
+from tools.evidence.results import RESULTS, in_sweep, read_all, read_sweeps
 
 STORE = "claims.sqlite"
 
@@ -54,10 +55,12 @@ class RunQueue(Experiment):
 
 
 class QueueLines(ProgressListener):
-    """A line for each run that ends, with the time since the start."""
+    """A line for each run that ends, with the time since the start; results are kept at once."""
 
-    def __init__(self, runs: Sequence[Run], names: dict[str, str]) -> None:
-        self.since, self.names, self.total = time.monotonic(), names, len(runs)
+    def __init__(
+        self, runs: Sequence[Run], names: dict[str, str], keep: Callable[[str], None]
+    ) -> None:
+        self.since, self.names, self.total, self.keep = time.monotonic(), names, len(runs), keep
         self.ended = 0
 
     def begin(self, plan: SweepPlan) -> None:
@@ -65,6 +68,7 @@ class QueueLines(ProgressListener):
         self.say(f"{self.total} runs, {self.ended} done before; {plan.workers} workers")
 
     def finished(self, result: Result) -> None:
+        self.keep(result.run)
         self.ended += 1
         score = result.outcome("accuracy")
         if result.status == "done":
@@ -93,66 +97,78 @@ def _train(options: argparse.Namespace) -> int:
     stages += tuple(Stage(name) for name in options.only if name not in {s.file for s in stages})
     if options.seeds:
         stages = tuple(dataclasses.replace(stage, seeds=options.seeds) for stage in stages)
-    known = {} if options.tiny else read_all(options.results)
+    names = _names(stages)
+    path = options.out / RUNS if options.out else None
+    before = read_new_runs(path) if path else []
+    if any(bool(each.about.get("tiny")) != bool(options.tiny) for each in before):
+        raise NewRunsError(
+            f"{path} has runs of another kind, with or without --tiny: another --out"
+        )
+    known, sweeps = (
+        ({}, []) if options.tiny else (read_all(options.results), read_sweeps(options.results))
+    )
+    for each in before if not options.tiny else ():
+        known |= {run: in_sweep(result, len(sweeps)) for run, result in each.results.items()}
+        sweeps += [each.entry()] if each.results else []
     every = ordered_runs(stages)
     wanted = [run for run in every if run.id not in known]
-    files = list(dict.fromkeys(stage.file for stage in stages))
     if options.tiny:
         wanted = wanted[:: max(1, len(wanted) // options.tiny)]
     else:
-        for file in files:
-            check_data(experiment_of(file))
-        print(f"{len(every) - len(wanted)} of {len(every)} runs are in {options.results}.")
+        print(f"{len(every) - len(wanted)} of {len(every)} runs are there.")
+        missing = missing_stages(known, sweeps, stages)
+        for line in plan_lines(missing) if wanted else ():
+            print(line, flush=True)
+        if options.plan or not wanted:
+            return 0
+        for name in dict.fromkeys(stage.file for stage in missing):
+            check_data(experiment_of(name))
+    if path is None:
+        raise NewRunsError("Where to? Expected --out FOLDER, or --plan to train nothing")
     runs = [small(run) if options.tiny else run for run in wanted]
-    names = _names(stages)
-    options.out.mkdir(parents=True, exist_ok=True)
+    real = {run.id: own.id for run, own in zip(runs, wanted, strict=True)}
+    out = options.out.resolve()
+    named = f"normkit-evidence-{hashlib.sha256(str(out).encode()).hexdigest()[:10]}"
+    work = (options.work or Path(tempfile.gettempdir()) / named).resolve()
+    if out == work or out in work.parents:
+        raise NewRunsError(f"{work} is in {out}, which is for {RUNS} alone: another --work")
+    for folder in (options.out, work):
+        folder.mkdir(parents=True, exist_ok=True)
+    file = NewRuns(path)
+    print(f"Runs go to {path} as they finish, checkpoints to {work}.", flush=True)
+    file.begin(options.workers, tiny=bool(options.tiny))
     since = time.monotonic()
-    with Store(options.out / STORE) as store:
-        queue = _queue(runs)
-        stopper = threading.Timer(options.seconds, os.kill, (os.getpid(), signal.SIGINT))
-        stopper.daemon = True
+
+    with Store(work / STORE) as store:
+
+        def keep(*done: str, found: bool = False) -> None:
+            for result in store.results(done or real).values():
+                own = dataclasses.replace(result, run=real[result.run])
+                file.add(own, names.get(own.run, ""), time.monotonic() - since, found=found)
+
+        keep(found=True)  # of a launcher that was killed before it could
+        stopped = False
         try:
-            stopper.start()
+            lines = QueueLines(runs, {run: names.get(own, "") for run, own in real.items()}, keep)
             sweep(
-                queue,
+                _queue(runs),
                 store,
                 workers=options.workers,
                 device=options.device,
-                progress=QueueLines(runs, names),
+                seconds=options.seconds,
+                progress=lines,
             )
         except KeyboardInterrupt:
-            print("The time is over.", flush=True)
-        finally:
-            stopper.cancel()
-            results = store.results()
-        seconds = time.monotonic() - since
-        done = [results[run.id] for run in runs if run.id in results]
-        if options.tiny:  # under the names of the runs that they stand for
-            pairs = zip(runs, wanted, strict=True)
-            results = {
-                run.id: dataclasses.replace(results[made.id], run=run.id)
-                for made, run in pairs
-                if made.id in results
-            }
-        earlier = read_sweeps(options.out) or ([] if options.tiny else read_sweeps(options.results))
-        known |= read_all(options.out)
-        found = of_sweep(len(earlier), known | results, known)
-        for file in files:
-            write_results(experiment_of(file), found, options.out)
-        new = [each for run, each in found.items() if run not in known]
-        this = {
-            "device": new[0].environment["device"] if new else "",
-            "seconds": round(seconds, 1),
-            "runs": len(new),
-            "run_seconds": round(sum(result.seconds for result in new), 1),
-            "workers": options.workers,
-        }
-        sweeps = [*earlier, this] if new else earlier
-        write_text(options.out / SWEEPS, json.dumps(sweeps, indent=1) + "\n")
-    print(f"{len(done)} of {len(runs)} runs are done, after {seconds:.0f} s.", flush=True)
-    for state in store_failures(options.out / STORE):
-        print(state, file=sys.stderr)
-    return 0
+            stopped = True
+        keep()
+        done = len(store.results(real))
+        failed = [each for each in store.status(real).values() if each.state == "failed"]
+    file.end(time.monotonic() - since)
+    print(f"{done} of {len(runs)} runs are done, after {time.monotonic() - since:.0f} s.")
+    print(f"Bring back {path}, then: python -m tools.evidence --take {RUNS}", flush=True)
+    for state in failed:
+        print(f"run {state.run} failed: {state.reason}", file=sys.stderr)
+    return 130 if stopped else 0
 
 
 def small(run: Run) -> Run:
@@ -170,12 +186,6 @@ def small(run: Run) -> Run:
     )
     data = dataclasses.replace(setting.data, name="synthetic:3x16x16x10x64", subset=None)
     return Run(dataclasses.replace(setting, train=train, data=data), run.seed)
-
-
-def store_failures(path: Path) -> list[str]:
-    with Store(path) as store:
-        failed = [each for each in store.status().values() if each.state == "failed"]
-    return [f"run {each.run} failed: {each.reason}" for each in failed]
 
 
 def _queue(runs: Sequence[Run]) -> RunQueue:
@@ -229,8 +239,17 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, required=True, help="a folder for the store and files")
-    parser.add_argument("--seconds", type=_above_zero, default=540.0, help="stop after so many")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"for {RUNS} alone")
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help="for checkpoints; not in --out")
+    parser.add_argument(
+        "--plan", action="store_true", help="say what is missing, and train nothing"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_above_zero,
+        default=540.0,
+        help="then stop, which may take 30 more (default: 540, for a limit of ten minutes)",
+    )
     parser.add_argument("--workers", type=int, default=6, help="processes (default: 6)")
     parser.add_argument("--device", help="cuda, cuda:0 or cpu (default: what there is)")
     parser.add_argument("--seeds", type=_count, help="no more than these of each experiment")

@@ -25,6 +25,7 @@ FILE = "m-worker-batch"
 DAMAGED = "p-damaged-images"
 SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale", "a-resnet18", "l-resnet18")
 WORKER, WARM = "train.worker_batch", "train.warmup"
+AGAIN = "python -m tools.evidence.train --results EMPTY --out FOLDER"
 NOTHING = "Not measured yet: `python -m tools.evidence.train --out FOLDER {}`."
 ALIKE = ("g-ubn", "l-ws-bcn", "g-rectifications")  # other norms on the same ground, at 128
 LABELS = {"bn + affine": "bnet", "bn + normalization": "rbn"}
@@ -36,7 +37,7 @@ IN_CODE = {
     "bn + ws": ('nk.convert(model, "bn"); nk.standardize(model)', "", ""),
     "gn": (QUARTER.format("gn", ""), "gn-fused", "fused, usual groups"),
     "gn + ws": (QUARTER.format("gn", "") + "; then nk.standardize(model)", "", ""),
-    "bgn": ("nk.recipes.bgn(model, batch_size).apply()", "", ""),
+    "bgn": ("nk.recipes.bgn(model, batch_size).apply()", "bgn", "not fused, default groups"),
     "bcn + ws": (
         QUARTER.format("bcn", "") + "; then nk.standardize(model)",
         "bcn-fused",
@@ -49,6 +50,7 @@ IN_CODE = {
         "",
     ),
     "ubn": ('nk.recipes.ubn(model, start="torch").apply()', "ubn", "not fused"),
+    "rbn": ('nk.convert(model, "rbn")', "rbn-fused", "fused"),
     "bnet": ('nk.recipes.bnet(model, "all", start="torch").apply()', "", ""),
 }
 PRETRAINED = """\
@@ -66,7 +68,8 @@ TEXT = """\
 
 What was measured here, with the commands that measure it again; nothing on this page is edited by
 hand (`make evidence`). It is a small network and a short training: take it as a first guess, and
-let `normkit lab run` decide on your own data.
+let `normkit lab run` decide on your own data. Runs are trained again where EMPTY, a folder, has no
+results; without `--results` only those that are not committed.
 """
 
 
@@ -118,18 +121,12 @@ def _lines(evidence: Evidence) -> Iterator[str]:
 
 def _to_mind(evidence: Evidence) -> list[str]:
     return [
-        f"- ({claim.letter}) {_full_text(i)}: {claim.note}"
+        f"- ({claim.letter}) {claim.text}: {claim.note}"
         for i, claim in enumerate(ALL)
         if claim.note
         and not claim.source.startswith(OUR_OWN)
         and any(row.answer == CONTRADICTED for row in evidence.rows[i])
     ]
-
-
-def _full_text(i: int) -> str:
-    """A claim that goes on from the one before it, with what that says."""
-    text = ALL[i].text
-    return f"{_full_text(i - 1)}{text[1:]}" if text.startswith("…") else text
 
 
 def _in_short(evidence: Evidence) -> Iterator[str]:
@@ -258,7 +255,7 @@ def _by_worker_batch(evidence: Evidence) -> Iterator[str]:
         yield ""
         yield from _worker_batch_table(table, results)
         yield ""
-    yield f"    python -m tools.evidence.train --out FOLDER {FILE}"
+    yield f"    {AGAIN} {FILE}"
 
 
 def _worker_batch_table(experiment: Experiment, results: Mapping[str, Result]) -> Iterator[str]:
@@ -311,7 +308,7 @@ def _by_schedule(evidence: Evidence) -> Iterator[str]:
         fields = [_compared(cells.get(warm)) for warm in (0, 1)]
         yield f"| {pair} | " + " | ".join(fields) + " |"
     yield ""
-    yield f"    python -m tools.evidence.train --out FOLDER {' '.join(SCHEDULES)}"
+    yield f"    {AGAIN} {' '.join(SCHEDULES)}"
 
 
 def _damaged(evidence: Evidence) -> Iterator[str]:
@@ -339,7 +336,7 @@ def _damaged(evidence: Evidence) -> Iterator[str]:
         )
         yield f"| {variant.name}, {where(variant.cell)} | {fields} | {len(last)} |"
     yield ""
-    yield f"    python -m tools.evidence.train --out FOLDER {DAMAGED}"
+    yield f"    {AGAIN} {DAMAGED}"
 
 
 def _compared(row: ClaimRow | None) -> str:

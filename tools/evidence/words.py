@@ -24,14 +24,16 @@ MEASURES = {
     "corruption_adapted": "accuracy lost on damaged images after adaptation, points; less is "
     "better",
 }
+WARM = "train.warmup"
+MANY = 4  # differences that are written one by one
 POINTS = ("disturbance", "corruption", "corruption_adapted")  # measures that are shares
 
 
 def where(cell: Cell) -> str:
     """A point of the grid in words."""
     warm = {0: "no warm-up", 1: "warm-up"}
-    words = [warm.get(value, "") for key, value in cell if key == "train.warmup"]
-    rest = cell_words(tuple((key, value) for key, value in cell if key != "train.warmup"))
+    words = [warm.get(value, "") for key, value in cell if key == WARM]
+    rest = cell_words(tuple((key, value) for key, value in cell if key != WARM))
     return ", ".join(filter(None, [*words, rest])) or "everywhere"
 
 
@@ -39,25 +41,25 @@ def place(claim: Claim, row: ClaimRow) -> str:
     return f"{row.variant}, {where(row.cell)}" if len(claim.expected) > 1 else where(row.cell)
 
 
-def answer_in_words(claim: Claim, rows: Sequence[ClaimRow]) -> str:
-    """What the rows that were run say together, and of how many that is."""
+def answer_in_words(claim: Claim, rows: Sequence[ClaimRow], *, whole: bool = True) -> str:
+    """What the rows that were run say together, and, for the ``whole``, of how many that is."""
     ran = [row for row in rows if row.answer != NOT_RUN]
     if not ran:
         return NOT_RUN
     said = Counter(row.said for row in ran)
     words = "; ".join(
-        answer if len(said) == 1 else f"{answer} {many} of {len(ran)}"
+        answer if len(said) == 1 else f"{answer} in {many} of {len(ran)}"
         for answer, many in said.items()
     )
     part = _part_run(claim, rows, ran)
-    return f"{part} run: {words}" if part else words
+    return f"{words} ({part} run)" if part and whole else words
 
 
 def _part_run(claim: Claim, rows: Sequence[ClaimRow], ran: Sequence[ClaimRow]) -> str:
     """Which values were run, if these are all rows of them; else how many rows; "": all."""
     parts = []
     there = list(rows)
-    for key, name in (claim.over, ("train.warmup", "schedules")):
+    for key, name in (claim.over, (WARM, "schedules")):
         planned, found = ({_value(row, key) for row in each} for each in (rows, ran))
         there = [row for row in there if _value(row, key) in found]
         if len(found) < len(planned):
@@ -69,6 +71,29 @@ def _part_run(claim: Claim, rows: Sequence[ClaimRow], ran: Sequence[ClaimRow]) -
 
 def _value(row: ClaimRow, key: str) -> object:
     return row.variant if key == "variant" else dict(row.cell).get(key)
+
+
+def not_run_in_words(claim: Claim, rows: Sequence[ClaimRow]) -> str:
+    """Which rows were not run, schedule by schedule; "" if there are none."""
+    parts = []
+    for schedule in dict.fromkeys(_value(row, WARM) for row in rows):
+        own = [row for row in rows if _value(row, WARM) == schedule]
+        lacking = [row for row in own if row.answer == NOT_RUN]
+        if lacking and schedule is not None and len(lacking) == len(own):
+            parts.append("all with warm-up" if schedule == 1 else "all without warm-up")
+        else:
+            parts += [place(claim, row) for row in lacking]
+    return "; ".join(parts)
+
+
+def differences_in_words(claim: Claim, rows: Sequence[ClaimRow]) -> str:
+    """Of the rows that were run; of many, the range."""
+    ran = [row.difference for row in rows if row.answer != NOT_RUN]
+    known = sorted(each for each in ran if not math.isnan(each))
+    write = Digits(claim).signed
+    if len(ran) > MANY and known:
+        return f"{write(known[0])} to {write(known[-1])}"
+    return ", ".join(map(write, ran))
 
 
 def pairs_in_words(rows: Sequence[ClaimRow]) -> str:

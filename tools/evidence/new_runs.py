@@ -1,0 +1,161 @@
+"""Runs that were trained and are not committed yet: one file, and how it gets into the results.
+
+The file is only ever appended to, a line as soon as a run has finished, so that whatever ends a
+training ends it between two lines. A sweep begins with a line that says what it is; lines of its
+runs say after how many seconds they came; its last line, if it was not killed, says how long it
+took. It can be brought back and taken in at any time, also twice, and beside files of other
+machines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from normkit.core.atomic_write import write_text
+from normkit.errors import NormkitError
+from normkit.lab.results import Result
+from tools.evidence.claims import CLAIMS, experiment_of
+from tools.evidence.results import (
+    RESULTS,
+    SWEEPS,
+    from_record,
+    in_sweep,
+    read_all,
+    read_results,
+    read_sweeps,
+    shortened,
+    write_results,
+)
+
+RUNS = "runs.jsonl"
+
+
+class NewRunsError(NormkitError):
+    """A file of runs that cannot be what is asked of it."""
+
+
+@dataclass
+class NewSweep:
+    """What one call has trained, as its lines say."""
+
+    about: dict[str, Any]  # when it began (its name), workers, whether its runs are tiny
+    results: dict[str, Result] = field(default_factory=dict)
+    seconds: float = 0.0
+    found: set[str] = field(default_factory=set)  # of them, what a sweep before it had finished
+
+    def entry(self) -> dict[str, Any]:
+        """What sweeps.json says of it."""
+        own = [each for run, each in self.results.items() if run not in self.found]
+        own = own or list(self.results.values())
+        return {
+            "device": own[0].environment.get("device", ""),
+            "seconds": round(self.seconds, 1),
+            "runs": len(own),
+            "run_seconds": round(sum(each.seconds for each in own), 1),
+            "workers": self.about["workers"],
+            "started": self.about["started"],
+        }
+
+
+class NewRuns:
+    """The file while runs are added to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.there = {run for sweep in read_new_runs(path) for run in sweep.results}
+
+    def begin(self, workers: int, *, tiny: bool = False) -> None:
+        about = {"started": datetime.now(UTC).isoformat(), "workers": workers}
+        self._append({"sweep": about | ({"tiny": True} if tiny else {})})
+
+    def add(self, result: Result, name: str, after: float, *, found: bool = False) -> None:
+        """A run, once: after how many seconds of the sweep, and in words what it is of.
+
+        ``found``: a sweep before this one had finished it, and could not add it.
+        """
+        if result.run not in self.there:
+            about = {"after": round(after, 1), "name": name} | ({"found": True} if found else {})
+            self._append(about | shortened(json.loads(result.to_json())))
+            self.there.add(result.run)
+
+    def end(self, seconds: float) -> None:
+        self._append({"seconds": round(seconds, 1)})
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        """A line, on the disk when this returns. What was cut off in front of it stays alone."""
+        with self.path.open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            line = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+            file.write(line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_new_runs(path: Path) -> list[NewSweep]:
+    """Its sweeps, none if there is no file; a line that was cut off counts as not written."""
+    sweeps: list[NewSweep] = []
+    if not path.exists():
+        return sweeps
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if "sweep" in record:
+            sweeps.append(NewSweep(record["sweep"]))
+        elif not sweeps:
+            raise NewRunsError(f"{path} does not begin with a sweep: expected {RUNS} of a training")
+        elif "run" in record:
+            sweeps[-1].seconds = max(sweeps[-1].seconds, record.pop("after"))
+            record.pop("name", None)
+            if record.pop("found", False):
+                sweeps[-1].found.add(record["run"])
+            sweeps[-1].results[record["run"]] = from_record(record)
+        else:
+            sweeps[-1].seconds = max(sweeps[-1].seconds, record["seconds"])
+    return sweeps
+
+
+def take(path: Path, folder: Path = RESULTS) -> tuple[int, int]:
+    """Add a file's runs to the results; how many were new, and how many it has.
+
+    Nothing that is there is replaced. A sweep of which an earlier state of the file was taken is
+    the same one, by the time at which it began.
+    """
+    if not path.exists():
+        raise NewRunsError(f"There is no {path}. Expected the {RUNS} of a training's --out FOLDER")
+    new_sweeps = [sweep for sweep in read_new_runs(path) if sweep.results]
+    if any(sweep.about.get("tiny") for sweep in new_sweeps):
+        raise NewRunsError(f"{path} has runs of a few steps (--tiny): they are no results")
+    known, sweeps = read_all(folder), read_sweeps(folder)
+    pool = dict(known)
+    for sweep in new_sweeps:
+        fresh = {run: each for run, each in sweep.results.items() if run not in pool}
+        numbers = {each.get("started"): number for number, each in enumerate(sweeps)}
+        number = numbers.get(sweep.about["started"], len(sweeps))
+        if number == len(sweeps):
+            if not fresh:
+                continue
+            sweeps.append({})
+        entry = sweep.entry()
+        if entry["runs"] >= sweeps[number].get("runs", 0):  # the later state of the file
+            sweeps[number] = entry
+        pool |= {run: in_sweep(each, number) for run, each in fresh.items()}
+    if len(pool) > len(known):  # first, so that no result names a sweep that is not there
+        write_text(folder / SWEEPS, json.dumps(sweeps, indent=1) + "\n")
+    for file in sorted(each.stem for each in CLAIMS.glob("*.toml")):
+        experiment = experiment_of(file)
+        own = {run.id for run in experiment.runs() if run.id in pool}
+        if own - read_results(experiment, folder).keys():
+            write_results(experiment, pool, folder)
+    return len(pool) - len(known), sum(len(sweep.results) for sweep in new_sweeps)
