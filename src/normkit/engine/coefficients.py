@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ _OWN = {"_factory", "_warned", "_seen", "_traced", "_replays", "_norm_replays", 
 _OWN |= {"_unrecorded", "_record_obstacle", "_options_set", "_not_remade", "_tapes"}
 _WATCHERS = {"listeners", "exchange", "_lookers"}
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | _OWN | _WATCHERS
+_FIXED = {"normkit", "torch", "builtins"}  # packages whose classes stay as they are
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -52,7 +54,20 @@ def kind_of(layer: Any, state: LayerState) -> tuple[Any, ...]:
         for name, t in table.items()
         if t is not None
     ]
-    return type(layer), tuple(options), tuple(tensors)
+    return type(layer), _contents(type(layer)), tuple(options), tuple(tensors)
+
+
+def _contents(cls: type) -> tuple[Any, ...]:
+    """What classes of others hold now: a notebook may give them another method, or number."""
+    found: list[Any] = []
+    for base in cls.__mro__:
+        if base.__module__.split(".")[0] not in _FIXED:
+            for name, value in vars(base).items():
+                if isinstance(value, FunctionType):
+                    found.append((name, value, value.__code__))
+                elif _is_plain(value):
+                    found.append((name, repr(value)))
+    return tuple(found)
 
 
 def as_it_was(layer: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -31,9 +32,15 @@ from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 from normkit.layers.converted import Converted
 from normkit.layers.from_training import FromTraining
 from normkit.layers.masking import Masking, mask_in_force
+from normkit.layers.measured import Measured
 from normkit.layers.replayed import PLANS_OF, Replayed
 
 NO_PLANS = dict.fromkeys(PLANS_OF)
+# methods that are called around the map, and those that other verbs ask
+AROUND = {"forward", "normalize", "normalize_masked", "check", "check_size", "varies", "fixed_map"}
+AROUND |= {"description", "write", "report", "train", "from_batch_norm", "from_trained", "_apply"}
+AROUND |= {"reset_running_stats", "channel_statistics", "_load_from_state_dict"}
+ASKED = Configured, Converted, FromTraining, Measured
 
 
 class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
@@ -61,6 +68,9 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
     card: ClassVar[Card]
     has_eps: ClassVar[bool] = True  # whether it divides by a deviation
     own_write: ClassVar[bool] = False  # a subclass writes statistics itself: no kernel does it
+    own_methods: ClassVar[
+        tuple[str, ...]
+    ] = ()  # a subclass has its own: ``fusion`` is not true of it
     apart_on_cpu = False  # set by fuse: speed matters more than memory, see engine.dispatch.Path
     weight: Tensor | None
     bias: Tensor | None
@@ -93,8 +103,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
         super().__init_subclass__(**options)
         if "write" in cls.__dict__ and "own_write" not in cls.__dict__:
             cls.own_write = True
-        if "coefficients" in cls.__dict__ and "fusion" not in cls.__dict__:
-            cls.fusion = Normalizer.fusion  # type: ignore[method-assign]
+        cls.own_methods = _own_methods(cls)
 
     # ---------------------------------------------------------------- what a subclass writes
 
@@ -298,7 +307,7 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
         # parametrized parameters are other tensors at each look: nobody could tell them again
         if self.exchange is not None or self.own_write or "parametrizations" in self._modules:
             return None
-        fusion = self.fusion(x, state)
+        fusion = None if self.own_methods else self.fusion(x, state)
         if fusion is None and self.uses_moments():
             fusion = tracing.describe(self, x, state)
         return fusion
@@ -439,3 +448,29 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
             if moved.dtype != wide:
                 self._buffers[name] = table.to(device=moved.device, dtype=wide)
         return self
+
+
+def _own_methods(cls: type[Normalizer]) -> tuple[str, ...]:
+    """What a class overrides below the one whose ``fusion`` describes the map to kernels, which
+    would go past it. Of classes of normkit ``coefficients`` alone: tests compare these."""
+    below = []
+    for place, base in enumerate(cls.__mro__):
+        if "fusion" in vars(base):
+            break
+        above = cls.__mro__[place + 1 :]
+        for name in vars(base):
+            if name == "coefficients" or (not _is_ours(base) and _is_part_of_map(name, above)):
+                below.append(name)
+    return tuple(below)
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == __name__.split(".")[0]
+
+
+def _is_part_of_map(name: str, bases: tuple[type, ...]) -> bool:
+    """Whether layers have a method of this name that may have a part in their map."""
+    having = [c for c in bases if name in vars(c) and (_is_ours(c) or issubclass(c, Normalizer))]
+    if name.startswith("__") or name in AROUND or any(base in ASKED for base in having):
+        return False
+    return any(isinstance(vars(base)[name], FunctionType | property) for base in having)

@@ -78,8 +78,10 @@ class PN(Normalizer):
         x = dense(x)
         description = self.description(x, state)
         path = decide(x, self.cells(x), description)
-        record = self.recorded(path, x, state, description, activation)
-        y = normalized_pixels(path, x, description, residual, activation, record)
+        y = None
+        if description is not None:
+            record = self.recorded(path, x, state, description, activation)
+            y = normalized_pixels(path, x, description, residual, activation, record)
         if y is None and path.name == "loops":
             y = self.in_loops(path, x, state, description, residual, activation)
         if y is not None:
@@ -93,7 +95,7 @@ class PN(Normalizer):
     ) -> Tensor:
         return self.normalize(x, residual, activation)  # no pixel looks at another one
 
-    def description(self, x: Tensor, state: LayerState) -> Pixel:
+    def fusion(self, x: Tensor, state: LayerState) -> Any:
         return Pixel(self.eps, int(self.unbiased), self.weight, self.bias)
 
     def with_moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
