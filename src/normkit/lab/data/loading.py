@@ -27,20 +27,12 @@ NAMES = sorted(KIND_OF)
 SIDE = 224  # of images from files, where no size is asked for
 # what belongs to an image of a set, and the task that is for
 KINDS = {
-    "boxes": "objects in each image",
-    "labels": "a label for each image",
-    "maps": "a map of classes for each image",
-    "clips": "frames of a clip",
-    "domains": "several domains",
-    "episodes": "other classes in its test than to train on",
-}
-TASK_OF = {
-    "boxes": 'task = "detection"',
-    "labels": 'task = "classification"',
-    "maps": 'task = "segmentation"',
-    "clips": 'task = "video"',
-    "domains": 'task = "adaptation"',
-    "episodes": 'task = "few-shot"',
+    "boxes": ("objects in each image", "detection"),
+    "labels": ("a label for each image", "classification"),
+    "maps": ("a map of classes for each image", "segmentation"),
+    "clips": ("frames of a clip", "video"),
+    "domains": ("several domains", "adaptation"),
+    "episodes": ("other classes in its test than to train on", "few-shot"),
 }
 SHAPES = {  # of the other published sets
     "digits": (1, 8, 8),
@@ -101,9 +93,10 @@ def check_kind(spec: Data, kind: str) -> None:
     if spec.name not in NAMES and ":" not in spec.name:
         raise UnknownName(f"there is no data set {spec.name!r}. {nearest(spec.name, names)}")
     if (own := KIND_OF.get(spec.name, "labels")) != kind:
+        has, task = KINDS[own]
         raise OptionError(
-            f"data.name is {spec.name!r}, which has {KINDS[own]}. Try {', '.join(names)}, or "
-            f"{TASK_OF[own]}."
+            f"data.name is {spec.name!r}, which has {has}. Try {', '.join(names)}, or "
+            f'task = "{task}".'
         )
 
 

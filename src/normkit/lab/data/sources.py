@@ -50,6 +50,15 @@ def _archive(layout: array_files.CifarFormat, md5: str, size: int) -> FileLayout
     return FileLayout((File((layout.archive,), md5, size),), layout.packed)
 
 
+def _within(source: PublishedSet, *folders: str) -> list[File]:
+    """The files of a set's first layout, in any of some folders."""
+    files = (file for file in source.layouts[0].files if isinstance(file, File))
+    return [
+        replace(each, names=tuple(f"{f}/{name}" for f in folders for name in each.names))
+        for each in files
+    ]
+
+
 MNIST = _idx(
     "mnist",
     "MNIST",
@@ -393,25 +402,7 @@ DIGIT_DOMAINS = PublishedSet(
     "mnist-usps",
     (
         FileLayout(
-            (
-                *(
-                    replace(
-                        file,
-                        names=tuple(
-                            f"{folder}/{name}"
-                            for folder in ("mnist", "MNIST/raw", "MNIST")
-                            for name in file.names
-                        ),
-                    )
-                    for file in MNIST.layouts[0].files
-                    if isinstance(file, File)
-                ),
-                *(
-                    replace(file, names=tuple(f"usps/{name}" for name in file.names))
-                    for file in USPS.layouts[0].files
-                    if isinstance(file, File)
-                ),
-            ),
+            (*_within(MNIST, "mnist", "MNIST/raw", "MNIST"), *_within(USPS, "usps")),
             domain_files.digits,
         ),
     ),
@@ -439,25 +430,9 @@ OFFICE = PublishedSet(
     "domains-folder",
 )
 
-PUBLISHED = {
-    source.name: source
-    for source in (
-        *(MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET),
-        *(
-            PACS,
-            OFFICE,
-            DIGIT_DOMAINS,
-            MOVING_DIGITS,
-            SOMETHING,
-            BCCD,
-            NUCLEI,
-            COCO,
-            CAMVID,
-            VOC,
-            OMNIGLOT,
-            OMNIGLOT_SMALL,
-            FC100,
-            MINI_IMAGENET,
-        ),
-    )
-}
+SETS = (
+    MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET, PACS, OFFICE, DIGIT_DOMAINS,
+    MOVING_DIGITS, SOMETHING, BCCD, NUCLEI, COCO, CAMVID, VOC, OMNIGLOT, OMNIGLOT_SMALL, FC100,
+    MINI_IMAGENET,
+)  # fmt: skip
+PUBLISHED = {source.name: source for source in SETS}
