@@ -344,7 +344,7 @@ def _divided(
     if batches or (spec.validation and "validation" in parts):
         wrong = "validation and subset need a torch Dataset with positions, and no validation set"
         raise OptionError(f"{where}: data.{wrong} of its own.")
-    left, aside = counts(len(source), spec.validation, spec.subset, spec.name)
+    left, aside = counts(len(source), spec)
     order = torch.randperm(len(source), generator=generator("own split", spec.split_seed)).tolist()
     parts = {**parts, "train": Subset(source, sorted(order[aside : aside + left]))}
     if aside:

@@ -75,7 +75,7 @@ def load_domains(spec: Data, source: str, target: str, device: torch.device | st
         return FileLoader(files, side, scale, shift, augmentation, device)
 
     given = content.domains[source]
-    train, aside = split(given.labels, spec.validation, spec.subset, spec.split_seed, spec.name)
+    train, aside = split(given.labels, spec)
     other = loader(content.domains[target])
     return DomainSets(
         name=spec.name,
@@ -106,7 +106,7 @@ def _load_digits(
         how = Augmentation.of(spec) if augmented else Augmentation()
         return TensorLoader(images, labels, scale, shift, how, device, part.white)
 
-    train, aside = split(labelled.labels, spec.validation, spec.subset, spec.split_seed, spec.name)
+    train, aside = split(labelled.labels, spec)
     return DomainSets(
         name=spec.name,
         train=loader(labelled, train, True),

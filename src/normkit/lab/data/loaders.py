@@ -34,7 +34,6 @@ FEW_FILES = 256  # read before worker processes would have started
 # A set up to this is decoded once and stays in memory: for small images the start of worker
 # processes takes longer than an epoch, and several runs side by side would start them all
 KEPT_FILES, KEPT_BYTES = 5_000, 1 << 28
-KEPT_PAIRS = 2_000  # images with maps or objects
 MOST_WORKERS = 8
 SHORTER_SIDE = 8 / 7  # before the middle is cut out: 256 pixels for 224
 NO_AUGMENTATION = Augmentation()
@@ -246,44 +245,6 @@ class FileLoader(Loader):
             images = images.to(self.device, non_blocking=True)
             labels = labels.to(self.device, non_blocking=True)
             yield normalize(images, self.scale, self.shift), labels
-
-
-class PairLoader(Loader):
-    """Images with maps or objects: those of a small set are decoded once and stay on the device."""
-
-    def __init__(self, data: Any, count: int, device: torch.device | str) -> None:
-        libraries()
-        self.data, self.count, self.device = data, count, torch.device(device)
-        self.kept: list[Any] | None = None
-        if count <= KEPT_PAIRS:
-            self.kept = [self._moved(data[index]) for index in range(count)]
-        self.workers = decoding_processes(count)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def pairs(self, order: Tensor, cuts: list[tuple[int, int]]) -> Iterator[list[Any]]:
-        """A list for each batch."""
-        rows = [order[first:last].tolist() for first, last in cuts]
-        if self.kept is not None:
-            yield from ([self.kept[index] for index in row] for row in rows)
-            return
-        loader = DataLoader(
-            self.data,
-            batch_sampler=rows,
-            num_workers=min(self.workers, len(rows)),
-            collate_fn=list,
-            generator=generator("workers"),
-        )
-        yield from ([self._moved(pair) for pair in batch] for batch in loader)
-
-    def _moved(self, pair: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        image, other = pair
-        if isinstance(other, dict):
-            other = {key: value.to(self.device) for key, value in other.items()}
-        else:
-            other = other.to(self.device, non_blocking=True)
-        return image.to(self.device, non_blocking=True), other
 
 
 class DecodedFiles(Dataset[tuple[Tensor, int]]):

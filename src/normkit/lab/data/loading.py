@@ -161,7 +161,7 @@ def training_samples(spec: Data) -> int:
         assert published is not None  # of every published set
         samples = published
     total = samples[("train", "test").index(spec.train)]
-    return counts(total, spec.validation, spec.subset, spec.name)[0]
+    return counts(total, spec)[0]
 
 
 def classes_and_shape(spec: Data) -> tuple[int, tuple[int, int, int]]:
@@ -214,9 +214,7 @@ def _from_tensors(spec: Data, raw: Raw, device: torch.device | str) -> Sets:
             images, labels = images[indices], labels[indices]
         return TensorLoader(images, labels, scale, shift, augmentation, device, source.white)
 
-    train, validation = split(
-        source.labels, spec.validation, spec.subset, spec.split_seed, spec.name
-    )
+    train, validation = split(source.labels, spec)
     channels, height, width = source.images.shape[1:]
     return Sets(
         name=spec.name,
@@ -253,9 +251,7 @@ def _from_files(
             part = part.take(indices)
         return FileLoader(part, side, scale, shift, augmentation, device, workers)
 
-    train, validation = split(
-        source.labels, spec.validation, spec.subset, spec.split_seed, spec.name
-    )
+    train, validation = split(source.labels, spec)
     return Sets(
         name=spec.name,
         train=loader(source, train),

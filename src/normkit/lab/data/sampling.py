@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from normkit.errors import OptionError
+from normkit.lab.experiment.records import Data
 
 
 def stream(*parts: object) -> int:
@@ -51,36 +52,35 @@ def stratified(labels: Tensor, count: int, *seed: object) -> tuple[Tensor, Tenso
     return mixed[chosen].sort().values, mixed[~chosen].sort().values
 
 
-def counts(total: int, validation: float, subset: int | None, name: str) -> tuple[int, int]:
+def counts(total: int, spec: Data) -> tuple[int, int]:
     """How many samples to train on, and to validate on; an error where that cannot be.
 
-    >>> counts(1000, 0.1, 256, "digits")
+    >>> counts(1000, Data("digits", validation=0.1, subset=256))
     (256, 100)
     """
+    validation, subset = spec.validation, spec.subset
     aside = round(total * validation)
     if validation and not 0 < aside < total:
         raise OptionError(
-            f"validation={validation} of {total} samples of {name} is {aside}: "
+            f"validation={validation} of {total} samples of {spec.name} is {aside}: "
             "expected some to train on and some to validate on. Try a larger share."
         )
     left = total - aside
     if subset is not None and not 0 < subset <= left:
         raise OptionError(
-            f"subset={subset}, but {name} has {left} samples to train on"
+            f"subset={subset}, but {spec.name} has {left} samples to train on"
             f"{' beside the validation set' if validation else ''}."
         )
     return (left if subset is None else subset), aside
 
 
-def split(
-    labels: Tensor, validation: float, subset: int | None, seed: int, name: str
-) -> tuple[Tensor, Tensor | None]:
+def split(labels: Tensor, spec: Data) -> tuple[Tensor, Tensor | None]:
     """Positions to train on, and to validate on (None where nothing is set aside)."""
-    left, aside = counts(labels.numel(), validation, subset, name)
+    left, aside = counts(labels.numel(), spec)
     train, validated = torch.arange(labels.numel()), None
     if aside:
-        validated, train = stratified(labels, aside, "validation", seed)
-    if subset is not None:
-        chosen, _ = stratified(labels[train], left, "subset", seed)
+        validated, train = stratified(labels, aside, "validation", spec.split_seed)
+    if spec.subset is not None:
+        chosen, _ = stratified(labels[train], left, "subset", spec.split_seed)
         train = train[chosen]
     return train, validated

@@ -14,7 +14,8 @@ from normkit.core.optional_dependencies import require
 from normkit.errors import OptionError
 from normkit.lab.data import Sets
 from normkit.lab.data.map_files import VOID
-from normkit.lab.data.maps import check_has_maps, check_maps, load_maps, map_listing
+from normkit.lab.data.maps import check_maps, load_maps, map_listing
+from normkit.lab.data.pairs import check_pairs
 from normkit.lab.experiment.records import Setting
 from normkit.lab.results import Epoch, TaskMetric
 from normkit.lab.tasks.base import Evaluation, Losses, Task, Values
@@ -47,7 +48,7 @@ class Segmentation(Task):
 
     def check(self, setting: Setting) -> None:
         if not is_own(setting.data.name):
-            check_has_maps(setting.data)
+            check_pairs(setting.data, "maps")
 
     def load(self, setting: Setting, device: torch.device | str) -> Sets:
         if is_own(setting.data.name):

@@ -67,7 +67,7 @@ class Video(Classification):
             return ClipLoader(files, self.frames, side, scale, shift, augmentation, device)
 
         labels = listing.train.labels
-        train, aside = split(labels, spec.validation, spec.subset, spec.split_seed, spec.name)
+        train, aside = split(labels, spec)
         return Sets(
             name=spec.name,
             train=loader(listing.train.take(train)),
