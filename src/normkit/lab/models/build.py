@@ -15,8 +15,7 @@ from normkit import models
 from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 from normkit.lab.experiment import Model
 from normkit.lab.experiment.rules import CHOICES
-from normkit.lab.models.darts import DartsNetwork
-from normkit.lab.models.darts_search import SearchNetwork
+from normkit.lab.models.darts import DartsNetwork, SearchNetwork
 from normkit.lab.models.deeplab import DeepLabV3
 from normkit.lab.models.detectors import faster_rcnn, mask_rcnn
 from normkit.lab.models.imprinting import ResNet12
