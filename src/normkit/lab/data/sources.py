@@ -11,7 +11,6 @@ from normkit.lab.data import (
     array_files,
     box_files,
     clips,
-    domain_files,
     few_shot,
     folders,
     map_files,
@@ -384,10 +383,10 @@ PACS = PublishedSet(
     (
         FileLayout(
             tuple(Folder((name,)) for name in ("art_painting", "cartoon", "photo", "sketch")),
-            domain_files.domains,
+            folders.domains,
         ),
         FileLayout(
-            (File(("PACS.zip", "pacs.zip", "pacs-96.zip")),), domain_files.domains, ("", "tasks")
+            (File(("PACS.zip", "pacs.zip", "pacs-96.zip")),), folders.domains, ("", "tasks")
         ),
     ),
     ("PACS", "pacs", "PACS/kfold"),
@@ -403,7 +402,7 @@ DIGIT_DOMAINS = PublishedSet(
     (
         FileLayout(
             (*_within(MNIST, "mnist", "MNIST/raw", "MNIST"), *_within(USPS, "usps")),
-            domain_files.digits,
+            array_files.mnist_usps,
         ),
     ),
     (),
@@ -416,11 +415,7 @@ DIGIT_DOMAINS = PublishedSet(
 )
 OFFICE = PublishedSet(
     "office31",
-    (
-        FileLayout(
-            tuple(Folder((name,)) for name in ("amazon", "dslr", "webcam")), domain_files.domains
-        ),
-    ),
+    (FileLayout(tuple(Folder((name,)) for name in ("amazon", "dslr", "webcam")), folders.domains),),
     ("office31", "office-31", "Office31", "office"),
     "Expected office31/DOMAIN/images/CLASS/NAME.jpg (Saenko et al. 2010, "
     "https://faculty.cc.gatech.edu/~judy/domainadapt); let NORMKIT_DATA name the folder.",
