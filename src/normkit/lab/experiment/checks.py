@@ -35,14 +35,13 @@ from normkit.lab.experiment.records import (
 )
 from normkit.lab.experiment.rules import NATIVE_OPTIMIZERS
 from normkit.lab.models.variant import build_variant, learning_rate_followers
-from normkit.lab.own_code import error_place
+from normkit.lab.own_code import own_error_words
 from normkit.lab.tasks import Task, load_sets, make_task, sets_key
 from normkit.lab.tasks.classification import Classification
 from normkit.lab.tasks.sets import is_own
 from normkit.lab.train import Training
 from normkit.lab.train.batches import EpochPlan
 from normkit.layers.base import Normalizer
-from normkit.models import first_line
 
 Tell = Callable[[str], None]
 BAD_DATA = "cannot be trained on its data"  # where a variant's set is missing, or not as expected
@@ -368,7 +367,7 @@ def _run(task: Task, model: nn.Module, samples: int, classes: int, shape: Shape)
     except (Exception, SystemExit) as error:
         raise OptionError(
             f"the model does not take {samples} images of {'×'.join(map(str, shape))}: "
-            f"{type(error).__name__}: {first_line(error)}{error_place(error)}"
+            f"{own_error_words(error)}"
         ) from error
 
 

@@ -17,10 +17,10 @@ from normkit import param_groups
 from normkit.errors import OptionError, nearest
 from normkit.lab.experiment import Train
 from normkit.lab.experiment.rules import CHOICES, NATIVE_OPTIMIZERS
-from normkit.lab.own_code import error_place, find
+from normkit.lab.own_code import find, own_error_words
 from normkit.lab.train.schedule import rate
 from normkit.layers.base import Normalizer
-from normkit.models import first_line, require
+from normkit.models import require
 
 OF_TIMM = {"lars": "timm.optim:Lars", "lamb": "timm.optim:Lamb"}
 
@@ -121,8 +121,7 @@ def _other_optimizer(
         optimizer = kind(groups, lr=train.lr, **train.optimizer_options)
     except (Exception, SystemExit) as error:
         raise OptionError(
-            f"train.optimizer: {name} could not be made: {type(error).__name__}: "
-            f"{first_line(error)}{error_place(error)}."
+            f"train.optimizer: {name} could not be made: {own_error_words(error)}."
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"train.optimizer: {name} made a {type(optimizer).__name__}.")
