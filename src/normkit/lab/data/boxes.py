@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from normkit.errors import OptionError
 from normkit.lab.data.box_files import check_outlines, read_masks
-from normkit.lab.data.loaders import Sets, decoded
+from normkit.lab.data.loaders import Cuts, Sets, decoded
 from normkit.lab.data.loading import content_of
 from normkit.lab.data.pairs import KEPT_PAIRS, PairLoader, check_pairs, pair_sets
 from normkit.lab.data.records import BoxFiles, BoxListing, CorruptData
@@ -43,8 +43,8 @@ class BoxLoader(PairLoader):
         super().__init__(_ImagesWithObjects(files, masks), len(files), device)
         self.size, self.flip = size, flip
 
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    def chosen(
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[Any]:
         draws = torch.rand(len(self), 3, generator=generator("windows", seed, epoch)).tolist()
         for (first, last), samples in zip(cuts, self.pairs(order, cuts), strict=True):

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from normkit.errors import NormkitError, OptionError, ShapeError
 from normkit.inspection.batches import samples_in, tensors_in
-from normkit.lab.data.loaders import Loader, Sets
+from normkit.lab.data.loaders import Cuts, Loader, Sets
 from normkit.lab.data.sampling import counts, generator, stream
 from normkit.lab.experiment import Data
 from normkit.lab.own_code import error_place, find, source_place
@@ -147,8 +147,8 @@ class DatasetLoader(Loader):
     def __len__(self) -> int:
         return len(self.source)
 
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    def chosen(
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[Any]:
         base = stream("sample", seed if augment else 0, epoch if augment else 0) >> 1
         for first, last in cuts:

@@ -29,6 +29,7 @@ from normkit.lab.data.transforms import (
     turn,
 )
 
+Cuts = list[tuple[int, int]]  # the first position of each batch, and the one after its last
 Request = tuple[int, int | None]  # which file, and the seed of its augmentation
 FEW_FILES = 256  # read before worker processes would have started
 # A set up to this is decoded once and stays in memory: for small images the start of worker
@@ -72,7 +73,7 @@ class Loader:
         if self.only is not None and shuffle:
             cuts = [self.only(*cut) for cut in cuts]
         order = self.order(seed, epoch, shuffle=shuffle)
-        yield from self._load(order, cuts, seed, epoch, augment)
+        yield from self.chosen(order, cuts, seed=seed, epoch=epoch, augment=augment)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
         """(N,) int64 on the CPU: which sample comes when."""
@@ -81,22 +82,10 @@ class Loader:
         return torch.randperm(len(self), generator=generator("order", seed, epoch))
 
     def chosen(
-        self,
-        order: Tensor,
-        cuts: list[tuple[int, int]],
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        augment: bool = False,
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of chosen samples: the rows of ``order`` of each cut, as evaluation sees them, or
-        augmented."""
-        yield from self._load(order, cuts, seed, epoch, augment)
-
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The samples of each cut, from its first position of the order up to its last."""
+        """Batches of chosen samples: those of each cut, from its first position of the order up to
+        its last, as evaluation sees them or augmented."""
         raise NotImplementedError
 
 
@@ -177,8 +166,8 @@ class TensorLoader(Loader):
             images = self._holes.cut(images, which)
         return images, self.labels.index_select(0, index)
 
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    def chosen(
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         rows = self._planned(order, seed, epoch) if augment else self._moved(order)
         for first, last in cuts:
@@ -223,8 +212,8 @@ class FileLoader(Loader):
     def __len__(self) -> int:
         return len(self.files.paths)
 
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    def chosen(
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         first = stream("image", seed, epoch) >> 1
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.lab.data import builtin
-from normkit.lab.data.files import DataFiles, find
+from normkit.lab.data.files import find
 from normkit.lab.data.loaders import FileLoader, Sets, TensorLoader
 from normkit.lab.data.own import FORMATS, own_files, own_listing
-from normkit.lab.data.records import Content, Files, Listing, Raw, Split
+from normkit.lab.data.records import Content, DigitDomains, Files, Listing, Raw, Split
 from normkit.lab.data.sampling import counts, split
 from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.transforms import IMAGENET, Augmentation, coefficients
@@ -105,7 +105,19 @@ def content_of(spec: Data) -> Content:
     if spec.name in FORMATS:
         check(spec)
         return own_listing(spec)
-    return find(PUBLISHED[spec.name], spec.path).read()
+    files = find(PUBLISHED[spec.name], spec.path)
+    key = files, tuple(file.stat().st_mtime_ns for file in files.files)
+    if key not in _cached:
+        content = files.read()
+        if not isinstance(content, Raw | DigitDomains):
+            return content  # a list: cheap, and a folder can change without its date
+        _cached.clear()
+        _cached[key] = content
+    return _cached[key]
+
+
+# the last one: runs that follow each other mostly share their data
+_cached: dict[object, Raw | DigitDomains] = {}
 
 
 def load(
@@ -129,10 +141,8 @@ def load(
         content: Content = builtin.digits()
     elif _is_synthetic(spec):
         content = builtin.synthetic(spec.name)
-    elif spec.name in FORMATS:
-        content = own_listing(spec)
     else:
-        content = _read(find(PUBLISHED[spec.name], spec.path))
+        content = content_of(spec)
     if isinstance(content, Raw):
         return _from_tensors(spec, content, device)
     assert isinstance(content, Listing)  # sets of other kinds have loaders of their own
@@ -186,21 +196,6 @@ def classes_and_shape(spec: Data) -> tuple[int, tuple[int, int, int]]:
 
 def _is_synthetic(spec: Data) -> bool:
     return spec.name.partition(":")[0] == "synthetic"
-
-
-_cached: dict[object, Raw] = {}  # the last one: runs that follow each other mostly share their data
-
-
-def _read(files: DataFiles) -> Raw | Listing:
-    key = files, tuple(file.stat().st_mtime_ns for file in files.files)
-    if key not in _cached:
-        content = files.read()
-        if isinstance(content, Listing):  # cheap, and a folder can change without its date
-            return content
-        assert isinstance(content, Raw)  # sets of other kinds have loaders of their own
-        _cached.clear()
-        _cached[key] = content
-    return _cached[key]
 
 
 def _from_tensors(spec: Data, raw: Raw, device: torch.device | str) -> Sets:

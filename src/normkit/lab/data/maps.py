@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from normkit.errors import OptionError
-from normkit.lab.data.loaders import Sets
+from normkit.lab.data.loaders import Cuts, Sets
 from normkit.lab.data.loading import content_of
 from normkit.lab.data.map_files import VOID, read_pair, size_of
 from normkit.lab.data.pairs import KEPT_PAIRS, PairLoader, check_pairs, pair_sets
@@ -91,8 +91,8 @@ class MapLoader(PairLoader):
         scale, shift = coefficients(normalize, IMAGENET, 255)
         self.cut, self.scale, self.shift = cut, scale.to(self.device), shift.to(self.device)
 
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    def chosen(
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """In evaluation, images of one batch that differ in size come as several batches."""
         draws = torch.rand(len(self), 4, generator=generator("windows", seed, epoch)).tolist()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from normkit.errors import OptionError
-from normkit.lab.data.loaders import Loader, Sets, decoding_processes, libraries
+from normkit.lab.data.loaders import Cuts, Loader, Sets, decoding_processes, libraries
 from normkit.lab.data.loading import check_kind
 from normkit.lab.data.records import BoxListing, MapListing
 from normkit.lab.data.sampling import counts, generator
@@ -36,7 +36,7 @@ class PairLoader(Loader):
     def __len__(self) -> int:
         return self.count
 
-    def pairs(self, order: Tensor, cuts: list[tuple[int, int]]) -> Iterator[list[Any]]:
+    def pairs(self, order: Tensor, cuts: Cuts) -> Iterator[list[Any]]:
         """A list for each batch."""
         rows = [order[first:last].tolist() for first, last in cuts]
         if self.kept is not None:
