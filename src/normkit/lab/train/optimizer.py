@@ -53,7 +53,6 @@ def groups_of(
     return [
         {"params": members, "lr": lr, "weight_decay": decay}
         for (lr, decay), members in alike.items()
-        if members
     ]
 
 
@@ -134,11 +133,6 @@ def _other_optimizer(
     return optimizer
 
 
-def is_native(train: Train) -> bool:
-    """Whether steps of the optimizer are the lab's own, which can be recorded."""
-    return train.optimizer in NATIVE_OPTIMIZERS
-
-
 def _first_state(parameter: Tensor, train: Train) -> dict[str, Tensor]:
     """What torch would make in the first step, with the same numbers: a sum that is still 0."""
     if train.optimizer == "sgd":
@@ -170,7 +164,7 @@ class Rates:
         in_tensors: bool = True,
     ) -> None:
         self.train, self.steps, self.folder = train, steps, folder
-        self.in_tensors = in_tensors and is_native(train)
+        self.in_tensors = in_tensors and train.optimizer in NATIVE_OPTIMIZERS
         self.groups = optimizer.param_groups
         self.bases = [float(group["lr"]) for group in optimizer.param_groups]
         self.tensors: list[Tensor] = []
