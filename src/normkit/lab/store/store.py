@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -91,7 +92,7 @@ class Reader:
         """What was asked for, the latest last."""
         rows = self._later("experiments", "SELECT record, saved FROM experiments ORDER BY saved")
         return [
-            self._parsed("experiment", text, StoredExperiment.from_json(saved))
+            self._parsed("experiment", text, partial(StoredExperiment.from_json, saved=saved))
             for text, saved in rows
         ]
 
