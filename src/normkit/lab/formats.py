@@ -25,6 +25,11 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, AUTOCAST[precision], cache_enabled=False)
 
 
+def wide(values: Tensor) -> Tensor:
+    """In float32 or wider, for losses."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 class ImageFormat:
     """The device, number type and memory format that a model wants its images in."""
 
