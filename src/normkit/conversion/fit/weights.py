@@ -14,6 +14,7 @@ from normkit.conversion.fit.data import UNTOUCHED, ImageRun
 from normkit.conversion.standardize import Standardize, is_plain, refuse_shared, standardizing
 from normkit.errors import NothingToDo
 from normkit.inspection import convolutions_before_norms
+from normkit.inspection.run import replaced_forward
 from normkit.layers.weight import WeightNormalizer, fan_in
 
 
@@ -78,10 +79,5 @@ def standardized(
                     return site.forward(original, *args, **kwargs)
                 return original(*args, **kwargs)
 
-            own = vars(site.module).get("forward")
-            vars(site.module)["forward"] = forward
-            if own is None:
-                stack.callback(vars(site.module).pop, "forward")
-            else:
-                stack.callback(vars(site.module).__setitem__, "forward", own)
+            stack.enter_context(replaced_forward(site.module, forward))
         yield
