@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -24,6 +26,15 @@ def stream(*parts: object) -> int:
 def generator(*parts: object) -> torch.Generator:
     """A generator on the CPU: the same numbers whichever device will use them."""
     return torch.Generator().manual_seed(stream(*parts))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's random numbers on the CPU start from a seed, and go on afterwards as if not."""
+    with torch.random.fork_rng(devices=[]):
+        # not torch.manual_seed, which would also reset the generators of the GPUs
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def stratified(labels: Tensor, count: int, *seed: object) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from normkit.conversion.recipes import RECIPES
 from normkit.errors import NormkitError, OptionError
 from normkit.lab import data
 from normkit.lab.data.records import LeftOut
+from normkit.lab.data.sampling import seeded
 from normkit.lab.experiment.problems import BadExperiment
 from normkit.lab.experiment.records import (
     OWN_DATA,
@@ -358,9 +359,8 @@ def try_step(setting: Setting) -> list[str]:
 
 def _run(task: Task, model: nn.Module, samples: int, classes: int, shape: Shape) -> None:
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with torch.no_grad(), seeded(0), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # random images of no meaning
-            torch.default_generator.manual_seed(0)
             task.try_model(model, samples, classes, shape)
     except NormkitError:
         raise

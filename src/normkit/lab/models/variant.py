@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from normkit.core.card import Card
 from normkit.core.optional_dependencies import require
 from normkit.errors import NothingToDo, OptionError, UnknownName, nearest
 from normkit.inspection import Site
+from normkit.lab.data.sampling import seeded
 from normkit.lab.experiment import ModelStep, Setting, Train
 from normkit.lab.experiment.steps import KINDS
 from normkit.lab.models.build import build
@@ -60,7 +60,7 @@ def build_variant(
     >>> model.conv1.norm.tau, torch.equal(model.fc.weight, plain.fc.weight)
     (0.25, True)
     """
-    with _seeded(seed):
+    with seeded(seed):
         if task is None:
             model = build(setting.model, classes, shape, folder=setting.code.folder)
         else:
@@ -68,7 +68,7 @@ def build_variant(
         trained = load_weights(model, setting)
         for step in setting.steps:
             example = torch.randn(2, *shape) if task is None else task.example(shape, 2)
-            with _seeded(_derived(seed, step.kind, step.name)):
+            with seeded(_derived(seed, step.kind, step.name)):
                 _apply(model, step, setting.train, example, seed, trained)
         if setting.train.worker_batch is not None:
             set_worker_batch(model, setting.train.worker_batch)
@@ -213,7 +213,7 @@ def _start_fresh(
         there, old = converted[step.path].module, converted[step.path].norm
         if not isinstance(old, Normalizer) or type(old) not in ENTRIES.values():
             continue  # torch's own layers start in one way only
-        with _seeded(_derived(seed, step.path)):
+        with seeded(_derived(seed, step.path)):
             drawn = _derived(seed, step.path, "seed")
             new = _fresh(old, sites[step.path], options, drawn)
         scale = getattr(sites[step.path].module, "weight", None)
@@ -253,11 +253,3 @@ def _derived(seed: int, *purpose: str) -> int:
     """A seed for one purpose: the same whatever else a variant does."""
     text = "\n".join((str(seed), *purpose))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Torch's random numbers on the CPU start from a seed, and go on afterwards as if not."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield

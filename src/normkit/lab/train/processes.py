@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from normkit.errors import NormkitError, OptionError
 from normkit.lab.data.sampling import stream
@@ -201,20 +203,12 @@ def _obeyed(training: Training, order: int | None, checkpointer: Checkpointer | 
         "history": training.trainer.history.state_dict(),
     }
     collected: list[Any] | None = [None] * dist.get_world_size() if checkpointer else None
-    dist.gather_object(_on_cpu(own), collected)
+    dist.gather_object(tree_map_only(Tensor, Tensor.cpu, own), collected)
     if checkpointer is not None and checkpointer.path is not None:
         start = time.monotonic()
         write({**training.state_dict(), "processes": collected}, checkpointer.path)
         checkpointer.wrote(start)
     return order == STOP
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {name: _on_cpu(each) for name, each in value.items()}
-    return [_on_cpu(each) for each in value] if isinstance(value, list) else value
 
 
 def _devices(device: torch.device | str, count: int) -> list[str]:
