@@ -18,8 +18,7 @@ from normkit.lab.experiment.rules import CHOICES
 from normkit.lab.models.darts import DartsNetwork, SearchNetwork
 from normkit.lab.models.deeplab import DeepLabV3
 from normkit.lab.models.detectors import faster_rcnn, mask_rcnn
-from normkit.lab.models.imprinting import ResNet12
-from normkit.lab.models.networks import MLP, CifarResNet, FourLayer, SmallCNN, WideResNet
+from normkit.lab.models.networks import MLP, CifarResNet, FourLayer, ResNet12, SmallCNN, WideResNet
 from normkit.lab.own_code import find, own_error_words, source_file
 
 CLASSES = ("num_classes", "classes", "n_classes")

@@ -1,4 +1,4 @@
-"""native:resnet12, and a classifier by directions that takes new classes from examples."""
+"""A classifier by directions that takes new classes from examples."""
 
 from __future__ import annotations
 
@@ -9,49 +9,6 @@ from torch.nn import functional as F
 from normkit.errors import OptionError
 
 FIRST_SCALE = 10.0  # of the cosines; learned
-
-
-class ResNet12(nn.Module):
-    """Four blocks of three 3×3 convolutions beside a 1×1 one, each pooled to half the size.
-
-    Oreshkin et al. 2018; 64, 128, 256 and 512 channels for the usual ``width``.
-    """
-
-    def __init__(self, classes: int, shape: tuple[int, ...], *, width: int = 64) -> None:
-        super().__init__()
-        channels = [shape[0], width, 2 * width, 4 * width, 8 * width]
-        self.blocks = nn.Sequential(*(PooledBlock(channels[i], channels[i + 1]) for i in range(4)))
-        self.fc = nn.Linear(channels[-1], classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc(self.blocks(x).mean((2, 3)))
-        return y
-
-
-class PooledBlock(nn.Module):
-    """Three convolutions beside a shortcut, then the largest of 2×2 positions."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for number in range(3):
-            before = outputs if number else inputs
-            layers += [
-                nn.Conv2d(before, outputs, 3, padding=1, bias=False),
-                nn.BatchNorm2d(outputs),
-            ]
-            layers += [nn.ReLU(inplace=True)] * (number < 2)
-        self.layers = nn.Sequential(*layers)
-        self.shortcut = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.layers(x) + self.shortcut(x))
-        return F.max_pool2d(y, 2) if min(y.shape[2:]) > 1 else y
 
 
 class ImprintedNetwork(nn.Module):
