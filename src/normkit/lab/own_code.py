@@ -50,8 +50,8 @@ def find(reference: str, folder: str = "") -> Any:
     if module_name.endswith(".py"):
         if path is None:
             raise UnknownName(
-                f"{reference}: there is no file {module_name} in {_shown(folder)}. Files are "
-                "looked for beside the experiment's file, then in the working directory."
+                f"{reference}: there is no file {module_name} in {folder or os.getcwd()}. "
+                "Files are looked for beside the experiment's file, then in the working directory."
             )
         module = _load_file(path)
     else:
@@ -183,10 +183,6 @@ def _installed() -> list[Path]:
 
 def _is_installed(path: Path) -> bool:
     return any(path.resolve().is_relative_to(each) for each in _installed())
-
-
-def _shown(folder: str) -> str:
-    return folder or os.getcwd()
 
 
 # ------------------------------------------------------------------ running it

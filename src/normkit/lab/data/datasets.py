@@ -66,7 +66,7 @@ def own_sets(spec: Data, folder: str, device: torch.device | str) -> Sets:
         for name, part in parts.items()
     }
     first = next(iter(loaders["train"].batches(1)), None)
-    shape = given.get("shape") or _shape_of(first)
+    shape = given.get("shape") or _first_shape(first)[1:]
     classes = given.get("classes")
     return Sets(
         name=spec.name,
@@ -355,10 +355,6 @@ def _divided(
 def _first_shape(batch: Any) -> tuple[int, ...]:
     first = next(tensors_in(batch), None)
     return () if first is None else tuple(first.shape)
-
-
-def _shape_of(batch: Any) -> tuple[int, ...]:
-    return _first_shape(batch)[1:]
 
 
 def _classes_of(*sources: Any) -> int:
