@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit.core.messages import first_line
 from normkit.errors import OptionError
-from normkit.models import first_line, require
+from normkit.models import require
 
 SAFETENSORS = ".safetensors"
 PICKLED = (".pt", ".pth")

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from normkit.core.messages import error_words, first_line
 from normkit.core.optional_dependencies import require as require
 from normkit.errors import MissingExtra as MissingExtra
 from normkit.errors import NormkitError, OptionError, UnknownName, nearest
@@ -33,9 +34,7 @@ def build(reference: str, **options: Any) -> nn.Module:
     except NormkitError:
         raise
     except (Exception, SystemExit) as error:  # sys.exit in a user's code ends no command
-        raise OptionError(
-            f"{reference} could not be built: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        raise OptionError(f"{reference} could not be built: {error_words(error)}") from error
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"{reference} gave a {type(model).__name__}, expected a torch.nn.Module. "
@@ -116,9 +115,7 @@ def callable_of(module: str, name: str) -> Callable[..., Any]:
             f"looked for in the working directory and among installed packages.{hint}"
         ) from error
     except (Exception, SystemExit) as error:  # whatever a user's file does when it is run
-        raise OptionError(
-            f"{module} could not be imported: {type(error).__name__}: {first_line(error)}."
-        ) from error
+        raise OptionError(f"{module} could not be imported: {error_words(error)}.") from error
     finally:
         sys.path.remove(here)
     for part in name.split("."):
@@ -136,8 +133,3 @@ def _callables(owner: Any) -> list[str]:
     """What could have been meant: the callables that a module or class defines itself."""
     own = [name for name, value in vars(owner).items() if callable(value) and name[:1] != "_"]
     return own or ["nothing that can be called"]
-
-
-def first_line(error: BaseException) -> str:
-    """The message of an error, on one line and without a full stop."""
-    return next(iter(str(error).strip().splitlines()), "").rstrip(".")

@@ -83,14 +83,14 @@ def batches_of(
 def reading(**sources: str | None) -> Iterator[None]:
     """An error of the system inside, or of a loader that ends the program, names the options that
     data come from."""
-    from normkit.models import first_line
+    from normkit.core.messages import error_words
 
     try:
         yield
     except (OSError, SystemExit) as error:
         given = [f"--{o.replace('_', '-')} {text}" for o, text in sources.items() if text]
         raise OptionError(
-            f"{' or '.join(given)} could not be read: {type(error).__name__}: {first_line(error)}."
+            f"{' or '.join(given)} could not be read: {error_words(error)}."
         ) from error
 
 
@@ -98,12 +98,12 @@ def _called(text: str, source: Any) -> Iterable[Any]:
     from torch import Tensor
     from torch.utils.data import DataLoader
 
-    from normkit.models import first_line
+    from normkit.core.messages import error_words
 
     try:
         given = source() if callable(source) and not isinstance(source, DataLoader) else source
     except (Exception, SystemExit) as error:  # whatever a user's function does
-        raise OptionError(f"{text} failed: {type(error).__name__}: {first_line(error)}.") from error
+        raise OptionError(f"{text} failed: {error_words(error)}.") from error
     if isinstance(given, Tensor | str) or not isinstance(given, Iterable):
         raise OptionError(
             f"{text} gave a {type(given).__name__}, expected batches, such as a DataLoader."
@@ -115,7 +115,8 @@ def _images(path: Path, options: argparse.Namespace, unlabelled: bool) -> Iterab
     import torch
     from torch.utils.data import DataLoader
 
-    from normkit.models import first_line, require
+    from normkit.core.messages import first_line
+    from normkit.models import require
 
     vision = require("torchvision", "models", "A directory of images")
     steps = vision.transforms
@@ -190,8 +191,9 @@ def _read(path: Path) -> dict[str, Any] | list[Any]:
     import torch
 
     from normkit import checkpoints
+    from normkit.core.messages import first_line
     from normkit.inspection.batches import tensors_in
-    from normkit.models import first_line, require
+    from normkit.models import require
 
     if path.suffix == checkpoints.SAFETENSORS:
         return dict(checkpoints.read(path))

@@ -26,7 +26,7 @@ def diff(options: argparse.Namespace) -> int:
         screen.print(table("Settings that differ", ("variant", "key", *names), settings))
     else:
         screen.print("No setting differs.")
-    alone = {name: only_in(*pair) for name, pair in zip(names, _pairs(first, second), strict=True)}
+    alone = {names[0]: only_in(first, second), names[1]: only_in(second, first)}
     for name, variants in alone.items():
         if variants:
             screen.print(f"Only in {name}: {', '.join(variants)}.", markup=False, soft_wrap=True)
@@ -68,10 +68,6 @@ def diff(options: argparse.Namespace) -> int:
     }
     write_json(options, facts)
     return 0
-
-
-def _pairs(first: Side, second: Side) -> tuple[tuple[Side, Side], tuple[Side, Side]]:
-    return (first, second), (second, first)
 
 
 def _words(scores: SideScores, metric: Metric) -> str | None:

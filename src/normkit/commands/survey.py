@@ -62,16 +62,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _survey(model: nn.Module, example: Tensor | None, shape: str) -> Survey:
+    from normkit.core.messages import error_words
     from normkit.inspection import survey
-    from normkit.models import first_line
 
     try:
         return survey(model, example)
     except NormkitError:
         raise
     except Exception as error:  # of the model's own forward
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise OptionError(f"The model fails on an input of {shape}: {reason}.") from error
+        text = f"The model fails on an input of {shape}: {error_words(error)}."
+        raise OptionError(text) from error
 
 
 def _alike(cells: list[str]) -> bool:

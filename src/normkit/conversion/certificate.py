@@ -27,6 +27,7 @@ from normkit.conversion.forward_probe import (
     probes,
     rounding,
 )
+from normkit.core.messages import error_words
 from normkit.errors import OptionError
 from normkit.inspection import channels_of, undisturbed
 from normkit.inspection.batches import samples_in
@@ -251,10 +252,10 @@ def measure_before(model: nn.Module, edits: Sequence[Edit], example: object) -> 
             # what does not depend on the size of the input, larger ones cannot cure
             hopeless = last == str(error) or not isinstance(error, ABOUT_SIZES)
             last = str(error)
-            complaint = f" The last one gave {_first_line(error)}"
+            complaint = f" The last one gave {error_words(error)}."
             if probe.given:
                 raise OptionError(
-                    f"The model fails on {probe.text}: {_first_line(error)} {UNTOUCHED} "
+                    f"The model fails on {probe.text}: {error_words(error)}. {UNTOUCHED} "
                     "Try another example, or example=False to do without measuring."
                 ) from error
     if failed is not None:
@@ -278,7 +279,7 @@ def certify(
         output, stale = _run_after(model, replaced, before.probe)
     except Exception as error:
         raise OptionError(
-            f"The converted model fails on {before.probe.text}: {_first_line(error)} {UNTOUCHED}"
+            f"The converted model fails on {before.probe.text}: {error_words(error)}. {UNTOUCHED}"
         ) from error
     if stale:
         raise OptionError(
@@ -454,9 +455,3 @@ def _compare_on_numbers(old: nn.Module, compare: Hook) -> None:
 def _copied(arguments: Any) -> Any:
     """Copies of the tensors: a layer may work in place."""
     return tree_map_only(Tensor, torch.clone, arguments)
-
-
-def _first_line(error: Exception) -> str:
-    """The kind of an error and the first line of its text, as a sentence."""
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first.rstrip('.')}."

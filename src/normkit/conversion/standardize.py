@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ def standardize(
         )  # fmt: skip
     convolutions = {path: model.get_submodule(path) for path in feeding}
     plain = {path: conv for path, conv in convolutions.items() if is_plain(conv)}
-    wide = {path: conv for path, conv in plain.items() if fan_in(conv.weight) > 1}  # type: ignore[arg-type]
+    wide = {path: conv for path, conv in plain.items() if standardizable(conv)}
     if plain and not wide and len(plain) == len(convolutions):
         raise NothingToDo(
             "standardize found only convolutions with one weight per output channel "
@@ -122,7 +122,12 @@ def is_plain(conv: nn.Module) -> bool:
     return isinstance(conv._parameters.get("weight"), Tensor) and not own
 
 
-def refuse_shared(model: nn.Module, convolutions: dict[str, nn.Module]) -> None:
+def standardizable(conv: nn.Module) -> bool:
+    """Whether the weight is plain, and has several numbers for each output channel."""
+    return is_plain(conv) and fan_in(conv.weight) > 1  # type: ignore[arg-type]
+
+
+def refuse_shared(model: nn.Module, convolutions: Mapping[str, nn.Module]) -> None:
     """An error for a weight that another module has too: it could not stay shared."""
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     for path, conv in convolutions.items():

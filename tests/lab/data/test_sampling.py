@@ -69,7 +69,7 @@ def test_validation_does_not_depend_on_the_subset() -> None:
     small = load(Data("digits", validation=0.2, subset=32))
     full = load(Data("digits", validation=0.2))
     assert torch.equal(small.validation.images, full.validation.images)
-    train, aside = split(torch.arange(100) % 4, 0.2, 40, 0, "here")
+    train, aside = split(torch.arange(100) % 4, Data("here", validation=0.2, subset=40))
     assert aside is not None
     assert not set(train.tolist()) & set(aside.tolist())
 

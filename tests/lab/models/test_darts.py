@@ -13,8 +13,7 @@ from normkit.errors import NormkitError
 from normkit.lab.experiment import Setting
 from normkit.lab.experiment.records import Model, ModelStep
 from normkit.lab.models.build import build
-from normkit.lab.models.darts import DartsNetwork, drop_path
-from normkit.lab.models.darts_search import SearchNetwork
+from normkit.lab.models.darts import DartsNetwork, SearchNetwork, drop_path
 from normkit.lab.models.genotypes import OPERATIONS, PUBLISHED, Genotype, strongest
 from normkit.lab.models.variant import build_variant
 

@@ -11,8 +11,7 @@ from normkit.errors import OptionError
 from normkit.lab.experiment import Data, Model, Run, Setting, Train
 from normkit.lab.experiment.problems import BadExperiment
 from normkit.lab.experiment.reading import read
-from normkit.lab.models.pretrained import published_state
-from normkit.lab.models.variant import build_variant
+from normkit.lab.models.variant import build_variant, published_state
 from normkit.lab.own_code import content_hash
 from normkit.lab.tasks import load_sets
 from normkit.lab.train import Training

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from normkit.errors import NormkitError, OptionError
 from normkit.lab.data import sources
-from normkit.lab.data.domain_files import domains
 from normkit.lab.data.domains import DomainSets
+from normkit.lab.data.folders import domains
 from normkit.lab.experiment import Data, Run, Setting
 from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train
 from normkit.lab.models.build import build

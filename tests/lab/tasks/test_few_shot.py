@@ -19,9 +19,9 @@ from normkit.lab.data.records import Raw, Split
 from normkit.lab.experiment import Data, Run, Setting
 from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train
 from normkit.lab.formats import ImageFormat
-from normkit.lab.models.imprinting import ImprintedNetwork, ResNet12
+from normkit.lab.models.networks import ResNet12
 from normkit.lab.tasks import load_sets, make_task
-from normkit.lab.tasks.few_shot import FewShot, episode_accuracy
+from normkit.lab.tasks.few_shot import FewShot, ImprintedNetwork, episode_accuracy
 from normkit.lab.train import Training
 
 Image = pytest.importorskip("PIL.Image")

@@ -15,9 +15,8 @@ from normkit.lab.data.clips import STEPS, sideways_clips
 from normkit.lab.data.records import Raw, Split
 from normkit.lab.experiment import Data, Run, Setting
 from normkit.lab.experiment.records import Model, ModelStep, TaskSpec, Train
-from normkit.lab.models.temporal_shift import ClipNetwork, FrameShift
 from normkit.lab.tasks import load_sets, make_task
-from normkit.lab.tasks.video import Video
+from normkit.lab.tasks.video import ClipNetwork, FrameShift, Video
 from normkit.lab.train import Training
 
 DIGITS = torch.randint(1, 255, (24, 1, 28, 28), dtype=torch.uint8)

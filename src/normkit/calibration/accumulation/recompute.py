@@ -33,13 +33,13 @@ from normkit.calibration.accumulation.sharing import (
     bounds_of,
     current_exchange,
     exchanging_through,
-    replaced_forward,
     rows,
 )
 from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState, MapResult
 from normkit.errors import NothingToDo, OptionError
 from normkit.inspection import Survey
+from normkit.inspection.run import replaced_forward
 from normkit.inspection.side_by_side import RandomState, ThreadState
 
 _INPUT = object()  # where a tensor was
@@ -143,8 +143,9 @@ class BlockRecord:
 @contextmanager
 def recording(path: str, module: nn.Module, records: dict[Any, BlockRecord]) -> Iterator[None]:
     """A block that keeps its inputs only, for the time of the context."""
+    own = module.forward
 
-    def forward(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
         batch = current_exchange()
         # without a gradient nothing is kept anyway; in a block inside another one all is recorded
         if not isinstance(batch, FullBatch) or batch.log or not torch.is_grad_enabled():

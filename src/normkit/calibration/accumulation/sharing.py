@@ -12,11 +12,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normkit.core.moments import Moments
 from normkit.core.recomputation import is_recomputation
@@ -24,6 +25,7 @@ from normkit.core.statistics import LayerState, MapResult
 from normkit.errors import OptionError
 from normkit.inspection import Site
 from normkit.inspection.kinds import PLAIN_BATCH_NORMS, layer_of
+from normkit.inspection.run import replaced_forward
 from normkit.inspection.side_by_side import RunHandle
 from normkit.layers.base import Normalizer
 
@@ -87,7 +89,8 @@ class SharedNorm:
             if layer is self.module:
                 yield
             else:
-                with replaced_forward(self.module, self._foreign_forward):
+                forward = partial(self._foreign_forward, self.module.forward)
+                with replaced_forward(self.module, forward):
                     yield
         finally:
             layer.exchange = before
@@ -112,23 +115,6 @@ class SharedNorm:
         for part in self.after:
             y = part(y)
         return y
-
-
-@contextmanager
-def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """``forward`` in the place of that of the module, which it gets as its first argument."""
-    had, own = "forward" in vars(module), module.forward
-
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return forward(own, *args, **kwargs)
-
-    vars(module)["forward"] = replacement
-    try:
-        yield
-    finally:
-        del vars(module)["forward"]
-        if had:
-            vars(module)["forward"] = own
 
 
 def _layer_in_place_of(site: Site) -> Normalizer:

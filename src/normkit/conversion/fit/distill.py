@@ -28,6 +28,7 @@ from normkit.conversion.fit.weights import StandardizedSite, standardized
 from normkit.conversion.forward_probe import full_precision, leaves
 from normkit.errors import OptionError
 from normkit.inspection import call_model, undisturbed
+from normkit.inspection.run import replaced_forward
 
 NORMS_LR = 1e-2  # of scales and shifts that are trained alone
 WITH_OTHERS_LR, OTHERS_LR = 2e-3, 2e-4  # more undoes what a regression of the weights has reached
@@ -83,7 +84,7 @@ class _Student:
         self.trained: dict[str, Tensor] = {}
         self.scales: set[str] = set()
         for place in places:
-            candidate = place.chosen or place.candidates[0]
+            candidate = place.current
             own = {n: t.detach() for n, t in tensors(candidate.edit.new).items()}
             new = candidate.edit.new
             parameters = {n for n, p in new.named_parameters() if p.requires_grad}
@@ -111,7 +112,7 @@ class _Student:
 
     def described(self) -> dict[str, str]:
         """The new norms with their options, by path."""
-        chosen = ((place, place.chosen or place.candidates[0]) for place, _ in self.norms)
+        chosen = ((place, place.current) for place, _ in self.norms)
         return {place.site.path: str(candidate.edit.new) for place, candidate in chosen}
 
     @contextmanager
@@ -120,14 +121,14 @@ class _Student:
         with ExitStack() as stack:
             for place, own in self.norms:
                 module = place.site.module
-                module.forward = self._stand_in(place, own, module.forward)
-                stack.callback(vars(module).pop, "forward")
+                stand_in = self._stand_in(place, own, module.forward)
+                stack.enter_context(replaced_forward(module, stand_in))
             yield
 
     def _stand_in(
         self, place: FitSite, own: dict[str, Tensor], original: Callable[..., Any]
     ) -> Callable[..., Any]:
-        new = (place.chosen or place.candidates[0]).edit.new
+        new = place.current.edit.new
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if self.active:

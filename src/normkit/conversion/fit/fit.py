@@ -39,6 +39,7 @@ from normkit.errors import DtypeError, OptionError, ShapeError
 from normkit.inspection import Site, is_activation, undisturbed
 from normkit.inspection.batches import call_model, tensors_in
 from normkit.inspection.flow import ACTIVATIONS, record_flow
+from normkit.inspection.run import replaced_forward
 from normkit.layers.measured import Refusal
 from normkit.layers.weight import normalized_tensors
 
@@ -199,9 +200,8 @@ def _carried_outputs(
         return None
     with ExitStack() as stack:
         for place in places:
-            new = (place.chosen or place.candidates[0]).edit.new
-            place.site.module.forward = new.forward
-            stack.callback(vars(place.site.module).pop, "forward")
+            new = place.current.edit.new
+            stack.enter_context(replaced_forward(place.site.module, new.forward))
         try:
             return [
                 call_model(model, each) if not held_out or run.held_out.any() else None

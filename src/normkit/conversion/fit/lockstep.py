@@ -23,6 +23,7 @@ from normkit.engine.epilogue import epilogue
 from normkit.errors import NormkitError, OptionError
 from normkit.inspection import Site
 from normkit.inspection.batches import run_batch
+from normkit.inspection.run import replaced_forward
 from normkit.inspection.side_by_side import RunGroup, current_run
 from normkit.inspection.statistics import MergedMoments, NormStatistics, pooled_statistics_of
 from normkit.layers.base import Normalizer
@@ -84,6 +85,11 @@ class FitSite:
     """How wrong the old norm's running statistics are for its inputs."""
     turn: int = 0
     """Its place in the order of the forward: a number that grows."""
+
+    @property
+    def current(self) -> Candidate:
+        """The one that is chosen, or would be."""
+        return self.chosen or self.candidates[0]
 
     def snapshot(self) -> Callable[[], None]:
         """What brings the state of now back: of this object and of the new norms."""
@@ -150,11 +156,11 @@ class Lockstep:
             for place in self.places:
                 module = place.site.module
                 assert "forward" not in vars(module)
-                module.forward = self._stand_in(place, module.forward)
-                stack.callback(vars(module).pop, "forward")
+                stand_in = self._stand_in(place, module.forward)
+                stack.enter_context(replaced_forward(module, stand_in))
             for layer in self.linear:
-                vars(layer.module)["forward"] = self._linear(layer, layer.module.forward)
-                stack.callback(vars(layer.module).pop, "forward")
+                stand_in = self._linear(layer, layer.module.forward)
+                stack.enter_context(replaced_forward(layer.module, stand_in))
             stack.enter_context(standardized(self.weights, self._in_new))
             seeds = list(range(len(self.runs))) * 2
             return RunGroup(jobs, seeds, PARTED).run()

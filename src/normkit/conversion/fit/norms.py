@@ -69,7 +69,7 @@ def fitted_norms(
         SetTensor(path, value, planned_for=old[path].detach().clone() if path in old else None)
         for path, value in values.items()
     ]
-    chosen = [(place.chosen or place.candidates[0]).edit for place in fitted.values()]
+    chosen = [place.current.edit for place in fitted.values()]
     report = result.report
     count = sum(1 for place in fitted.values() if place.chosen is not None)
     description = (

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from normkit.conversion.edits import Edit, check_all
 from normkit.conversion.fit.data import UNTOUCHED, ImageRun
-from normkit.conversion.standardize import Standardize, is_plain, refuse_shared, standardizing
+from normkit.conversion.standardize import Standardize, refuse_shared, standardizable, standardizing
 from normkit.errors import NothingToDo
 from normkit.inspection import convolutions_before_norms
-from normkit.layers.weight import WeightNormalizer, fan_in
+from normkit.inspection.run import replaced_forward
+from normkit.layers.weight import WeightNormalizer
 
 
 @dataclass(eq=False)
@@ -44,8 +45,7 @@ def standardized_sites(
     """The convolutions that feed these norms, with the edits that will standardize them."""
     feeding = convolutions_before_norms(model, run.first(2))
     layers = {path: model.get_submodule(path) for path, norm in feeding.items() if norm in norms}
-    plain: dict[str, Any] = {path: conv for path, conv in layers.items() if is_plain(conv)}
-    wide = {path: conv for path, conv in plain.items() if fan_in(conv.weight) > 1}
+    wide = {path: conv for path, conv in layers.items() if standardizable(conv)}
     if not wide:
         raise NothingToDo(
             f"Fit(standardize={method!r}) found no convolution to standardize: none with a plain "
@@ -78,10 +78,5 @@ def standardized(
                     return site.forward(original, *args, **kwargs)
                 return original(*args, **kwargs)
 
-            own = vars(site.module).get("forward")
-            vars(site.module)["forward"] = forward
-            if own is None:
-                stack.callback(vars(site.module).pop, "forward")
-            else:
-                stack.callback(vars(site.module).__setitem__, "forward", own)
+            stack.enter_context(replaced_forward(site.module, forward))
         yield

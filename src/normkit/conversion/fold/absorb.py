@@ -13,8 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 from normkit.conversion.edits import count_hooks
 from normkit.conversion.sources import read
+from normkit.core.precision import widest
 from normkit.core.trained import FixedMap
 from normkit.inspection import Site, undisturbed
+from normkit.inspection.flow import out_channels
 from normkit.layers.base import Normalizer
 from normkit.layers.weight import WeightNormalizer, normalized_tensors
 
@@ -60,8 +62,8 @@ def refusal(layer: nn.Module, channels: int | None, axes: int | None) -> str:
         return f"{name} has a forward of its own"
     if isinstance(layer, nn.Linear) and axes not in (None, 2):
         return "the channels of a linear layer are on the last axis"
-    if channels != _out_channels(layer):
-        return f"{name} gives {_out_channels(layer)} channels"
+    if channels != out_channels(layer):
+        return f"{name} gives {out_channels(layer)} channels"
     return ""
 
 
@@ -103,15 +105,8 @@ def _along_output(layer: nn.Module, scale: Tensor) -> Tensor:
     return table.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2))
 
 
-def _out_channels(layer: nn.Module) -> int | None:
-    if isinstance(layer, _ConvNd):
-        return layer.out_channels
-    return layer.out_features if isinstance(layer, nn.Linear) else None
-
-
 def _wide(tensor: Tensor) -> Tensor:
-    """In float64, or float32 where the device has no more."""
-    return tensor.detach().to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+    return tensor.detach().to(widest(tensor.device))
 
 
 # -------------------------------------------------------------------- computed weights

@@ -11,17 +11,16 @@ from normkit.conversion.carry import Wish
 from normkit.conversion.edits import Edit, SetTensor
 from normkit.conversion.plan import Optimizers, Plan
 from normkit.conversion.recipes.assembly import Recipe, assemble, look, norm_path
-from normkit.conversion.standardize import is_plain, refuse_shared, standardizing
+from normkit.conversion.standardize import refuse_shared, standardizable, standardizing
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.inspection import Site, select
-from normkit.layers.weight import fan_in
+from normkit.inspection.flow import CONVOLUTIONS
 
 NORMS = ("bcn", "gn")
 FOLLOW = (
     "bcn moves its estimates at the learning rate: call normkit.follow_learning_rate(model, "
     "optimizer) before training."
 )
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def micro_batch(
@@ -98,9 +97,8 @@ def micro_batch(
 def _standardized(model: nn.Module, sites: tuple[Site, ...], variant: str) -> list[Edit]:
     """The convolutions that feed these norms, but for those that cannot be standardized."""
     paths = dict.fromkeys(site.fed_by for site in sites if site.fed_by is not None)
-    layers: dict[str, Any] = {path: model.get_submodule(path) for path in paths}
-    plain = {p: m for p, m in layers.items() if isinstance(m, CONVOLUTIONS) and is_plain(m)}
-    wide: dict[str, Any] = {p: conv for p, conv in plain.items() if fan_in(conv.weight) > 1}
+    layers = {path: model.get_submodule(path) for path in paths}
+    wide = {p: m for p, m in layers.items() if isinstance(m, CONVOLUTIONS) and standardizable(m)}
     refuse_shared(model, wide)
     return standardizing(wide, "ws", variant=variant)
 

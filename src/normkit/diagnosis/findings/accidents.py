@@ -15,11 +15,18 @@ from normkit.diagnosis.findings.bounds import FITS, OFF
 from normkit.diagnosis.findings.channels import MISFITS
 from normkit.diagnosis.findings.data import BATCHES
 from normkit.diagnosis.findings.evidence import Evidence, Gap, paired
-from normkit.diagnosis.findings.finding import EarlierFindings, Finding, Kind, named, places
+from normkit.diagnosis.findings.finding import (
+    EarlierFindings,
+    Finding,
+    Kind,
+    conversion,
+    named,
+    places,
+)
 from normkit.diagnosis.findings.norm import NormEvidence
 from normkit.diagnosis.findings.outcome import LESS_LIKELY
 from normkit.diagnosis.findings.shift import ADAPTING
-from normkit.diagnosis.findings.training import TINY, conversion
+from normkit.diagnosis.findings.training import TINY
 from normkit.diagnosis.observe.passes import run_pass
 from normkit.inspection.batches import NO_TARGET, LoaderBatch
 from normkit.inspection.kinds import is_weighted

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.lab.data.records import CorruptData, Raw, Split
+from normkit.lab.data.records import CorruptData, DigitDomains, Raw, Split
 
 CIFAR_PIXELS = 3 * 32 * 32
 IDX_FILES = (
@@ -240,3 +240,9 @@ def _usps_split(file: Path) -> Split:
     table = torch.tensor(numbers)
     images = ((table[:, 1:] + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return Split(images.view(-1, 1, 16, 16), table[:, 0].long() - int(svm))
+
+
+def mnist_usps(files: Sequence[Path]) -> DigitDomains:
+    """The files of MNIST, then those of USPS."""
+    each = len(IDX_FILES)
+    return DigitDomains({"mnist": read_idx(files[:each]), "usps": read_usps(files[each:])}, 10)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from normkit.core.optional_dependencies import require
 from normkit.lab.data.loaders import libraries
-from normkit.lab.data.map_files import IMAGE_ENDINGS, voc_image, voc_stems
+from normkit.lab.data.map_files import voc_image, voc_stems
 from normkit.lab.data.records import (
     BoxFiles,
     BoxListing,
@@ -27,7 +27,7 @@ from normkit.lab.data.records import (
     Objects,
     WrongEntry,
 )
-from normkit.lab.data.trees import FileTree, tree_of
+from normkit.lab.data.trees import IMAGE_ENDINGS, FileTree, tree_of
 
 BLOOD_CELLS = ("RBC", "WBC", "Platelets")
 WHOLE = 1e-3  # pixels by which a box may leave its image: coordinates are rounded
@@ -291,10 +291,7 @@ def objects_of(
 def _checked(images: list[str], objects: list[Objects], tree: FileTree) -> BoxFiles:
     if not images:
         raise MissingData(f"{tree.place} lists no images: expected some to train and test on.")
-    masks = [each.mask for each in objects if each.mask]
-    missing = next((name for name in (*images, *masks) if name not in tree), None)
-    if missing is not None:
-        raise MissingData(f"{tree.where(missing)} is listed, but is not there.")
+    tree.check_there((*images, *(each.mask for each in objects if each.mask)))
     return BoxFiles(images, objects, tree)
 
 

@@ -15,11 +15,11 @@ from torch.utils.data import Dataset
 
 from normkit.errors import OptionError
 from normkit.lab.data.box_files import check_outlines, read_masks
-from normkit.lab.data.loaders import KEPT_PAIRS, PairLoader, Sets, decoded
-from normkit.lab.data.loading import check_kind, content_of
-from normkit.lab.data.maps import UNUSED
+from normkit.lab.data.loaders import Cuts, Sets, decoded
+from normkit.lab.data.loading import content_of
+from normkit.lab.data.pairs import KEPT_PAIRS, PairLoader, check_pairs, pair_sets
 from normkit.lab.data.records import BoxFiles, BoxListing, CorruptData
-from normkit.lab.data.sampling import counts, generator
+from normkit.lab.data.sampling import generator
 from normkit.lab.experiment.records import Data
 
 Target = dict[str, Tensor]
@@ -43,8 +43,8 @@ class BoxLoader(PairLoader):
         super().__init__(_ImagesWithObjects(files, masks), len(files), device)
         self.size, self.flip = size, flip
 
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    def chosen(
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[Any]:
         draws = torch.rand(len(self), 3, generator=generator("windows", seed, epoch)).tolist()
         for (first, last), samples in zip(cuts, self.pairs(order, cuts), strict=True):
@@ -148,7 +148,7 @@ def _filled(target: Target) -> Target:
 
 def box_listing(spec: Data) -> BoxListing:
     """The files of a set of objects."""
-    check_has_boxes(spec)
+    check_pairs(spec, "boxes")
     content = content_of(spec)
     assert isinstance(content, BoxListing)
     return content
@@ -174,16 +174,6 @@ def check_objects(listing: BoxListing, masks: bool) -> None:
             )
 
 
-def check_has_boxes(spec: Data) -> None:
-    """Refuse a set of another kind, and changes that boxes do not go through."""
-    check_kind(spec, "boxes")
-    for key in UNUSED:
-        if getattr(spec, key):
-            raise OptionError(
-                f"data.{key} is not for images with objects: data.size and data.flip are."
-            )
-
-
 def check_has_masks(spec: Data, listing: BoxListing) -> None:
     """Refuse a set whose objects have boxes alone, or masks that cannot be."""
     objects = (each for part in (listing.train, listing.test) for each in part.objects)
@@ -194,7 +184,6 @@ def check_has_masks(spec: Data, listing: BoxListing) -> None:
 
 
 def load_boxes(spec: Data, masks: bool, device: torch.device | str) -> Sets:
-    """The sets that ``spec`` asks for. A validation set is drawn from the training images."""
     listing = box_listing(spec)
     if masks:
         check_has_masks(spec, listing)
@@ -202,17 +191,4 @@ def load_boxes(spec: Data, masks: bool, device: torch.device | str) -> Sets:
     def loader(files: BoxFiles) -> BoxLoader:
         return BoxLoader(files, spec.size, spec.flip, masks, device)
 
-    left, aside = counts(len(listing.train), spec.validation, spec.subset, spec.name)
-    mixed = torch.randperm(len(listing.train), generator=generator("boxes", spec.split_seed))
-    train = loader(listing.train.take(mixed[aside : aside + left]))
-    validation = loader(listing.train.take(mixed[:aside])) if aside else None
-    test = loader(listing.test)
-    _, height, width = train.data[0][0].shape
-    return Sets(
-        name=spec.name,
-        train=train,
-        validation=validation,
-        test=test,
-        classes=listing.classes,
-        shape=(3, spec.size or height, spec.size or width),
-    )
+    return pair_sets(spec, "boxes", listing, loader)

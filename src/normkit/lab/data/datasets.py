@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from normkit.errors import NormkitError, OptionError, ShapeError
 from normkit.inspection.batches import samples_in, tensors_in
-from normkit.lab.data.loaders import Loader, Sets
+from normkit.lab.data.loaders import Cuts, Loader, Sets
 from normkit.lab.data.sampling import counts, generator, stream
 from normkit.lab.experiment import Data
 from normkit.lab.own_code import error_place, find, source_place
@@ -66,7 +66,7 @@ def own_sets(spec: Data, folder: str, device: torch.device | str) -> Sets:
         for name, part in parts.items()
     }
     first = next(iter(loaders["train"].batches(1)), None)
-    shape = given.get("shape") or _shape_of(first)
+    shape = given.get("shape") or _first_shape(first)[1:]
     classes = given.get("classes")
     return Sets(
         name=spec.name,
@@ -147,8 +147,8 @@ class DatasetLoader(Loader):
     def __len__(self) -> int:
         return len(self.source)
 
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    def chosen(
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[Any]:
         base = stream("sample", seed if augment else 0, epoch if augment else 0) >> 1
         for first, last in cuts:
@@ -344,7 +344,7 @@ def _divided(
     if batches or (spec.validation and "validation" in parts):
         wrong = "validation and subset need a torch Dataset with positions, and no validation set"
         raise OptionError(f"{where}: data.{wrong} of its own.")
-    left, aside = counts(len(source), spec.validation, spec.subset, spec.name)
+    left, aside = counts(len(source), spec)
     order = torch.randperm(len(source), generator=generator("own split", spec.split_seed)).tolist()
     parts = {**parts, "train": Subset(source, sorted(order[aside : aside + left]))}
     if aside:
@@ -355,10 +355,6 @@ def _divided(
 def _first_shape(batch: Any) -> tuple[int, ...]:
     first = next(tensors_in(batch), None)
     return () if first is None else tuple(first.shape)
-
-
-def _shape_of(batch: Any) -> tuple[int, ...]:
-    return _first_shape(batch)[1:]
 
 
 def _classes_of(*sources: Any) -> int:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
 from normkit.errors import OptionError
-from normkit.lab.data.files import DataFiles, find
 from normkit.lab.data.loaders import FileLoader, Loader, Sets, TensorLoader
 from normkit.lab.data.loading import SIDE, check_kind, classes_and_shape, content_of, resized
-from normkit.lab.data.records import Content, DigitDomains, DomainListing, Files, Split
+from normkit.lab.data.records import DigitDomains, DomainListing, Files, Split
 from normkit.lab.data.sampling import split
 from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.transforms import IMAGENET, Augmentation, coefficients
@@ -28,11 +26,7 @@ class DomainSets(Sets):
 def check_domains(spec: Data, source: str, target: str) -> DomainListing | DigitDomains:
     """What a set has, if it has both domains."""
     check_kind(spec, "domains")
-    if spec.name == DIGITS:
-        files = find(PUBLISHED[spec.name], spec.path)
-        content: Content = _digits(files, tuple(file.stat().st_mtime_ns for file in files.files))
-    else:
-        content = content_of(spec)
+    content = content_of(spec)
     assert isinstance(content, DomainListing | DigitDomains)
     for key, domain in (("source", source), ("target", target)):
         if domain not in content.domains:
@@ -41,20 +35,9 @@ def check_domains(spec: Data, source: str, target: str) -> DomainListing | Digit
     return content
 
 
-DIGITS = "mnist-usps"
-
-
-@lru_cache(maxsize=1)
-def _digits(files: DataFiles, stamps: tuple[int, ...]) -> DigitDomains:
-    """Read once: it takes seconds."""
-    content = files.read()
-    assert isinstance(content, DigitDomains)
-    return content
-
-
 def source_samples(spec: Data, source: str, target: str) -> int:
     """How many labelled images there are; of domains that are published sets, without reading."""
-    published = PUBLISHED.get(source) if spec.name == DIGITS else None
+    published = PUBLISHED.get(source) if spec.name == "mnist-usps" else None
     if published is not None and published.samples is not None and target in PUBLISHED:
         return published.samples[0]
     content = check_domains(spec, source, target)
@@ -75,7 +58,7 @@ def load_domains(spec: Data, source: str, target: str, device: torch.device | st
         return FileLoader(files, side, scale, shift, augmentation, device)
 
     given = content.domains[source]
-    train, aside = split(given.labels, spec.validation, spec.subset, spec.split_seed, spec.name)
+    train, aside = split(given.labels, spec)
     other = loader(content.domains[target])
     return DomainSets(
         name=spec.name,
@@ -106,7 +89,7 @@ def _load_digits(
         how = Augmentation.of(spec) if augmented else Augmentation()
         return TensorLoader(images, labels, scale, shift, how, device, part.white)
 
-    train, aside = split(labelled.labels, spec.validation, spec.subset, spec.split_seed, spec.name)
+    train, aside = split(labelled.labels, spec)
     return DomainSets(
         name=spec.name,
         train=loader(labelled, train, True),

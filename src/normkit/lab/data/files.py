@@ -12,6 +12,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from normkit.core.atomic_write import write_text
@@ -200,12 +201,10 @@ def verify(file: Path, md5: str | None, size: int | None = None, packed: bool = 
 
 def checksum(file: Path, packed: bool = False) -> str:
     """The MD5 of a file, or of what is compressed in it, if it is compressed."""
-    digest = hashlib.md5(usedforsecurity=False)
     with file.open("rb") as plain:
         compressed = packed and plain.read(2) == b"\x1f\x8b"
     with gzip.open(file, "rb") if compressed else file.open("rb") as content:
-        while piece := content.read(1 << 20):
-            digest.update(piece)
+        digest = hashlib.file_digest(content, partial(hashlib.md5, usedforsecurity=False))
     return digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Sets of image files: which files, and their labels. Nothing is decoded here."""
+"""Sets of image files: which files, their labels and domains. Nothing is decoded here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from normkit.core.optional_dependencies import require
-from normkit.lab.data.records import CorruptData, Files, Listing, MissingData
+from normkit.lab.data.records import CorruptData, DomainListing, Files, Listing, MissingData
+from normkit.lab.data.trees import IMAGE_ENDINGS, FileTree, tree_of
 
 IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 
@@ -74,6 +75,41 @@ def _images(folder: Path) -> list[str]:
         for place, _, names in os.walk(folder)
         for name in names
         if os.path.splitext(name)[1].lower() in IMAGES
+    )
+
+
+def domains(files: Sequence[Path]) -> DomainListing:
+    """A folder is a domain, and that of an image its class; all domains have all classes."""
+    return _by_domain(tree_of(files, ("PACS", "kfold", "office31", "Original_images")))
+
+
+def domains_folder(files: Sequence[Path]) -> DomainListing:
+    """Somebody's own domains, by whatever names, in a folder."""
+    return _by_domain(FileTree(files[0]))
+
+
+def _by_domain(tree: FileTree) -> DomainListing:
+    found: dict[str, dict[str, list[str]]] = {}
+    for name in tree.names:
+        parts = name.split("/")
+        if len(parts) > 2 and name.lower().endswith(IMAGE_ENDINGS):
+            found.setdefault(parts[0], {}).setdefault(parts[-2], []).append(name)
+    if len(found) < 2:
+        raise MissingData(f"{tree.place} has no two domains: expected DOMAIN/CLASS/NAME.jpg.")
+    classes = sorted({name for own in found.values() for name in own})
+    for domain, own in found.items():
+        if lacking := [name for name in classes if name not in own]:
+            raise CorruptData(f"{tree.where(domain)} has no images of {lacking[0]!r}.")
+    return DomainListing(
+        {
+            domain: Files(
+                [name for each in classes for name in own[each]],
+                torch.tensor([i for i, each in enumerate(classes) for _ in own[each]]),
+                tree.open,
+            )
+            for domain, own in found.items()
+        },
+        len(classes),
     )
 
 

@@ -29,12 +29,12 @@ from normkit.lab.data.transforms import (
     turn,
 )
 
+Cuts = list[tuple[int, int]]  # the first position of each batch, and the one after its last
 Request = tuple[int, int | None]  # which file, and the seed of its augmentation
 FEW_FILES = 256  # read before worker processes would have started
 # A set up to this is decoded once and stays in memory: for small images the start of worker
 # processes takes longer than an epoch, and several runs side by side would start them all
 KEPT_FILES, KEPT_BYTES = 5_000, 1 << 28
-KEPT_PAIRS = 2_000  # images with maps or objects
 MOST_WORKERS = 8
 SHORTER_SIDE = 8 / 7  # before the middle is cut out: 256 pixels for 224
 NO_AUGMENTATION = Augmentation()
@@ -73,7 +73,7 @@ class Loader:
         if self.only is not None and shuffle:
             cuts = [self.only(*cut) for cut in cuts]
         order = self.order(seed, epoch, shuffle=shuffle)
-        yield from self._load(order, cuts, seed, epoch, augment)
+        yield from self.chosen(order, cuts, seed=seed, epoch=epoch, augment=augment)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
         """(N,) int64 on the CPU: which sample comes when."""
@@ -82,22 +82,10 @@ class Loader:
         return torch.randperm(len(self), generator=generator("order", seed, epoch))
 
     def chosen(
-        self,
-        order: Tensor,
-        cuts: list[tuple[int, int]],
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        augment: bool = False,
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of chosen samples: the rows of ``order`` of each cut, as evaluation sees them, or
-        augmented."""
-        yield from self._load(order, cuts, seed, epoch, augment)
-
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The samples of each cut, from its first position of the order up to its last."""
+        """Batches of chosen samples: those of each cut, from its first position of the order up to
+        its last, as evaluation sees them or augmented."""
         raise NotImplementedError
 
 
@@ -178,8 +166,8 @@ class TensorLoader(Loader):
             images = self._holes.cut(images, which)
         return images, self.labels.index_select(0, index)
 
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    def chosen(
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         rows = self._planned(order, seed, epoch) if augment else self._moved(order)
         for first, last in cuts:
@@ -224,8 +212,8 @@ class FileLoader(Loader):
     def __len__(self) -> int:
         return len(self.files.paths)
 
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    def chosen(
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         first = stream("image", seed, epoch) >> 1
 
@@ -246,44 +234,6 @@ class FileLoader(Loader):
             images = images.to(self.device, non_blocking=True)
             labels = labels.to(self.device, non_blocking=True)
             yield normalize(images, self.scale, self.shift), labels
-
-
-class PairLoader(Loader):
-    """Images with maps or objects: those of a small set are decoded once and stay on the device."""
-
-    def __init__(self, data: Any, count: int, device: torch.device | str) -> None:
-        libraries()
-        self.data, self.count, self.device = data, count, torch.device(device)
-        self.kept: list[Any] | None = None
-        if count <= KEPT_PAIRS:
-            self.kept = [self._moved(data[index]) for index in range(count)]
-        self.workers = decoding_processes(count)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def pairs(self, order: Tensor, cuts: list[tuple[int, int]]) -> Iterator[list[Any]]:
-        """A list for each batch."""
-        rows = [order[first:last].tolist() for first, last in cuts]
-        if self.kept is not None:
-            yield from ([self.kept[index] for index in row] for row in rows)
-            return
-        loader = DataLoader(
-            self.data,
-            batch_sampler=rows,
-            num_workers=min(self.workers, len(rows)),
-            collate_fn=list,
-            generator=generator("workers"),
-        )
-        yield from ([self._moved(pair) for pair in batch] for batch in loader)
-
-    def _moved(self, pair: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        image, other = pair
-        if isinstance(other, dict):
-            other = {key: value.to(self.device) for key, value in other.items()}
-        else:
-            other = other.to(self.device, non_blocking=True)
-        return image.to(self.device, non_blocking=True), other
 
 
 class DecodedFiles(Dataset[tuple[Tensor, int]]):

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from normkit.errors import OptionError, UnknownName, nearest
 from normkit.lab.data import builtin
-from normkit.lab.data.files import DataFiles, find
+from normkit.lab.data.files import find
 from normkit.lab.data.loaders import FileLoader, Sets, TensorLoader
 from normkit.lab.data.own import FORMATS, own_files, own_listing
-from normkit.lab.data.records import Content, Files, Listing, Raw, Split
+from normkit.lab.data.records import Content, DigitDomains, Files, Listing, Raw, Split
 from normkit.lab.data.sampling import counts, split
 from normkit.lab.data.sources import PUBLISHED
 from normkit.lab.data.transforms import IMAGENET, Augmentation, coefficients
@@ -27,20 +27,12 @@ NAMES = sorted(KIND_OF)
 SIDE = 224  # of images from files, where no size is asked for
 # what belongs to an image of a set, and the task that is for
 KINDS = {
-    "boxes": "objects in each image",
-    "labels": "a label for each image",
-    "maps": "a map of classes for each image",
-    "clips": "frames of a clip",
-    "domains": "several domains",
-    "episodes": "other classes in its test than to train on",
-}
-TASK_OF = {
-    "boxes": 'task = "detection"',
-    "labels": 'task = "classification"',
-    "maps": 'task = "segmentation"',
-    "clips": 'task = "video"',
-    "domains": 'task = "adaptation"',
-    "episodes": 'task = "few-shot"',
+    "boxes": ("objects in each image", "detection"),
+    "labels": ("a label for each image", "classification"),
+    "maps": ("a map of classes for each image", "segmentation"),
+    "clips": ("frames of a clip", "video"),
+    "domains": ("several domains", "adaptation"),
+    "episodes": ("other classes in its test than to train on", "few-shot"),
 }
 SHAPES = {  # of the other published sets
     "digits": (1, 8, 8),
@@ -101,9 +93,10 @@ def check_kind(spec: Data, kind: str) -> None:
     if spec.name not in NAMES and ":" not in spec.name:
         raise UnknownName(f"there is no data set {spec.name!r}. {nearest(spec.name, names)}")
     if (own := KIND_OF.get(spec.name, "labels")) != kind:
+        has, task = KINDS[own]
         raise OptionError(
-            f"data.name is {spec.name!r}, which has {KINDS[own]}. Try {', '.join(names)}, or "
-            f"{TASK_OF[own]}."
+            f"data.name is {spec.name!r}, which has {has}. Try {', '.join(names)}, or "
+            f'task = "{task}".'
         )
 
 
@@ -112,7 +105,19 @@ def content_of(spec: Data) -> Content:
     if spec.name in FORMATS:
         check(spec)
         return own_listing(spec)
-    return find(PUBLISHED[spec.name], spec.path).read()
+    files = find(PUBLISHED[spec.name], spec.path)
+    key = files, tuple(file.stat().st_mtime_ns for file in files.files)
+    if key not in _cached:
+        content = files.read()
+        if not isinstance(content, Raw | DigitDomains):
+            return content  # a list: cheap, and a folder can change without its date
+        _cached.clear()
+        _cached[key] = content
+    return _cached[key]
+
+
+# the last one: runs that follow each other mostly share their data
+_cached: dict[object, Raw | DigitDomains] = {}
 
 
 def load(
@@ -136,10 +141,8 @@ def load(
         content: Content = builtin.digits()
     elif _is_synthetic(spec):
         content = builtin.synthetic(spec.name)
-    elif spec.name in FORMATS:
-        content = own_listing(spec)
     else:
-        content = _read(find(PUBLISHED[spec.name], spec.path))
+        content = content_of(spec)
     if isinstance(content, Raw):
         return _from_tensors(spec, content, device)
     assert isinstance(content, Listing)  # sets of other kinds have loaders of their own
@@ -168,7 +171,7 @@ def training_samples(spec: Data) -> int:
         assert published is not None  # of every published set
         samples = published
     total = samples[("train", "test").index(spec.train)]
-    return counts(total, spec.validation, spec.subset, spec.name)[0]
+    return counts(total, spec)[0]
 
 
 def classes_and_shape(spec: Data) -> tuple[int, tuple[int, int, int]]:
@@ -195,21 +198,6 @@ def _is_synthetic(spec: Data) -> bool:
     return spec.name.partition(":")[0] == "synthetic"
 
 
-_cached: dict[object, Raw] = {}  # the last one: runs that follow each other mostly share their data
-
-
-def _read(files: DataFiles) -> Raw | Listing:
-    key = files, tuple(file.stat().st_mtime_ns for file in files.files)
-    if key not in _cached:
-        content = files.read()
-        if isinstance(content, Listing):  # cheap, and a folder can change without its date
-            return content
-        assert isinstance(content, Raw)  # sets of other kinds have loaders of their own
-        _cached.clear()
-        _cached[key] = content
-    return _cached[key]
-
-
 def _from_tensors(spec: Data, raw: Raw, device: torch.device | str) -> Sets:
     source = raw.test if spec.train == "test" else raw.train
     source, test = resized(source, spec.size), resized(raw.test, spec.size)
@@ -221,9 +209,7 @@ def _from_tensors(spec: Data, raw: Raw, device: torch.device | str) -> Sets:
             images, labels = images[indices], labels[indices]
         return TensorLoader(images, labels, scale, shift, augmentation, device, source.white)
 
-    train, validation = split(
-        source.labels, spec.validation, spec.subset, spec.split_seed, spec.name
-    )
+    train, validation = split(source.labels, spec)
     channels, height, width = source.images.shape[1:]
     return Sets(
         name=spec.name,
@@ -260,9 +246,7 @@ def _from_files(
             part = part.take(indices)
         return FileLoader(part, side, scale, shift, augmentation, device, workers)
 
-    train, validation = split(
-        source.labels, spec.validation, spec.subset, spec.split_seed, spec.name
-    )
+    train, validation = split(source.labels, spec)
     return Sets(
         name=spec.name,
         train=loader(source, train),

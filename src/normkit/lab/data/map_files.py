@@ -11,11 +11,10 @@ from torch import Tensor
 
 from normkit.lab.data.loaders import decoded, libraries
 from normkit.lab.data.records import CorruptData, MapFiles, MapListing, MissingData
-from normkit.lab.data.trees import FileTree, tree_of
+from normkit.lab.data.trees import IMAGE_ENDINGS, FileTree, tree_of
 
 VOID = -100  # of a map: not labelled, neither trained on nor judged; torch's ignore_index
 VOC_VOID = 255  # the index of that in a file of VOC
-IMAGE_ENDINGS = (".webp", ".png", ".jpg", ".jpeg")
 # of VOC's layout, to train and to test on: trainval has val in it
 VOC_LISTS = (("trainval", "test"), ("train", "test"), ("train", "val"))
 
@@ -107,9 +106,7 @@ def _voc_maps(tree: FileTree, stems: Sequence[str], folder: str) -> MapFiles:
 
 def _paired(images: list[str], maps: list[str], tree: FileTree) -> MapFiles:
     """Every file that is listed is there."""
-    missing = next((name for name in (*images, *maps) if name not in tree), None)
-    if missing is not None:
-        raise MissingData(f"{tree.where(missing)} is listed, but is not there.")
+    tree.check_there((*images, *maps))
     return MapFiles(images, maps, tree)
 
 

@@ -17,16 +17,14 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from normkit.errors import OptionError
-from normkit.lab.data.loaders import KEPT_PAIRS, PairLoader, Sets
-from normkit.lab.data.loading import check_kind, content_of
+from normkit.lab.data.loaders import Cuts, Sets
+from normkit.lab.data.loading import content_of
 from normkit.lab.data.map_files import VOID, read_pair, size_of
+from normkit.lab.data.pairs import KEPT_PAIRS, PairLoader, check_pairs, pair_sets
 from normkit.lab.data.records import CorruptData, MapFiles, MapListing
-from normkit.lab.data.sampling import counts, generator
+from normkit.lab.data.sampling import generator
 from normkit.lab.data.transforms import IMAGENET, coefficients
 from normkit.lab.experiment.records import Data
-
-# of [data], what has no meaning for maps
-UNUSED = ("crop", "resized_crop", "rotation", "cutout", "mixup")
 
 
 def check_maps(listing: MapListing) -> None:
@@ -93,8 +91,8 @@ class MapLoader(PairLoader):
         scale, shift = coefficients(normalize, IMAGENET, 255)
         self.cut, self.scale, self.shift = cut, scale.to(self.device), shift.to(self.device)
 
-    def _load(
-        self, order: Tensor, cuts: list[tuple[int, int]], seed: int, epoch: int, augment: bool
+    def chosen(
+        self, order: Tensor, cuts: Cuts, *, seed: int = 0, epoch: int = 0, augment: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """In evaluation, images of one batch that differ in size come as several batches."""
         draws = torch.rand(len(self), 4, generator=generator("windows", seed, epoch)).tolist()
@@ -126,42 +124,19 @@ class _Pairs(Dataset[tuple[Tensor, Tensor]]):
         return read_pair(self.listing, self.files, index)
 
 
-def check_has_maps(spec: Data) -> None:
-    """Refuse a set of another kind, and changes that maps do not go through."""
-    check_kind(spec, "maps")
-    for key in UNUSED:
-        if getattr(spec, key):
-            raise OptionError(
-                f"data.{key} is not for images with maps of classes: data.size and data.flip are."
-            )
-
-
 def map_listing(spec: Data) -> MapListing:
     """The files of a set of maps."""
-    check_has_maps(spec)
+    check_pairs(spec, "maps")
     content = content_of(spec)
     assert isinstance(content, MapListing)
     return content
 
 
 def load_maps(spec: Data, scales: tuple[float, float], device: torch.device | str) -> Sets:
-    """The sets that ``spec`` asks for. A validation set is drawn from the training images."""
     listing = map_listing(spec)
     cut = WindowCut(spec.size, spec.flip, scales)
 
     def loader(files: MapFiles) -> MapLoader:
         return MapLoader(listing, files, cut, spec.normalize, device)
 
-    left, aside = counts(len(listing.train), spec.validation, spec.subset, spec.name)
-    mixed = torch.randperm(len(listing.train), generator=generator("maps", spec.split_seed))
-    parts = listing.train.take(mixed[aside : aside + left]), listing.train.take(mixed[:aside])
-    train, test = loader(parts[0]), loader(listing.test)
-    _, height, width = train.data[0][0].shape
-    return Sets(
-        name=spec.name,
-        train=train,
-        validation=loader(parts[1]) if aside else None,
-        test=test,
-        classes=listing.classes,
-        shape=(3, spec.size or height, spec.size or width),
-    )
+    return pair_sets(spec, "maps", listing, loader)

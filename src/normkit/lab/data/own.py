@@ -14,7 +14,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from normkit.lab.data import box_files, clips, domain_files, folders, map_files
+from normkit.lab.data import box_files, clips, folders, map_files
 from normkit.lab.data.arrow_tables import read_tables, table_files
 from normkit.lab.data.csv_lists import csv_files, read_csv
 from normkit.lab.data.files import File, FileLayout, Folder, PublishedSet, find
@@ -117,7 +117,7 @@ NEW_CLASSES = _layout(
 DOMAINS_FOLDER = _layout(
     "domains-folder",
     "domains",
-    domain_files.domains_folder,
+    folders.domains_folder,
     "DOMAIN/CLASS/NAME.jpg",
     (Folder(("",)),),
 )

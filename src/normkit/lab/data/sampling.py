@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from normkit.errors import OptionError
+from normkit.lab.experiment.records import Data
 
 
 def stream(*parts: object) -> int:
@@ -23,6 +26,15 @@ def stream(*parts: object) -> int:
 def generator(*parts: object) -> torch.Generator:
     """A generator on the CPU: the same numbers whichever device will use them."""
     return torch.Generator().manual_seed(stream(*parts))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's random numbers on the CPU start from a seed, and go on afterwards as if not."""
+    with torch.random.fork_rng(devices=[]):
+        # not torch.manual_seed, which would also reset the generators of the GPUs
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def stratified(labels: Tensor, count: int, *seed: object) -> tuple[Tensor, Tensor]:
@@ -51,36 +63,35 @@ def stratified(labels: Tensor, count: int, *seed: object) -> tuple[Tensor, Tenso
     return mixed[chosen].sort().values, mixed[~chosen].sort().values
 
 
-def counts(total: int, validation: float, subset: int | None, name: str) -> tuple[int, int]:
+def counts(total: int, spec: Data) -> tuple[int, int]:
     """How many samples to train on, and to validate on; an error where that cannot be.
 
-    >>> counts(1000, 0.1, 256, "digits")
+    >>> counts(1000, Data("digits", validation=0.1, subset=256))
     (256, 100)
     """
+    validation, subset = spec.validation, spec.subset
     aside = round(total * validation)
     if validation and not 0 < aside < total:
         raise OptionError(
-            f"validation={validation} of {total} samples of {name} is {aside}: "
+            f"validation={validation} of {total} samples of {spec.name} is {aside}: "
             "expected some to train on and some to validate on. Try a larger share."
         )
     left = total - aside
     if subset is not None and not 0 < subset <= left:
         raise OptionError(
-            f"subset={subset}, but {name} has {left} samples to train on"
+            f"subset={subset}, but {spec.name} has {left} samples to train on"
             f"{' beside the validation set' if validation else ''}."
         )
     return (left if subset is None else subset), aside
 
 
-def split(
-    labels: Tensor, validation: float, subset: int | None, seed: int, name: str
-) -> tuple[Tensor, Tensor | None]:
+def split(labels: Tensor, spec: Data) -> tuple[Tensor, Tensor | None]:
     """Positions to train on, and to validate on (None where nothing is set aside)."""
-    left, aside = counts(labels.numel(), validation, subset, name)
+    left, aside = counts(labels.numel(), spec)
     train, validated = torch.arange(labels.numel()), None
     if aside:
-        validated, train = stratified(labels, aside, "validation", seed)
-    if subset is not None:
-        chosen, _ = stratified(labels[train], left, "subset", seed)
+        validated, train = stratified(labels, aside, "validation", spec.split_seed)
+    if spec.subset is not None:
+        chosen, _ = stratified(labels[train], left, "subset", spec.split_seed)
         train = train[chosen]
     return train, validated

@@ -11,7 +11,6 @@ from normkit.lab.data import (
     array_files,
     box_files,
     clips,
-    domain_files,
     few_shot,
     folders,
     map_files,
@@ -48,6 +47,15 @@ def _unpacked(layout: array_files.CifarFormat, checks: str | tuple[int, ...]) ->
 
 def _archive(layout: array_files.CifarFormat, md5: str, size: int) -> FileLayout:
     return FileLayout((File((layout.archive,), md5, size),), layout.packed)
+
+
+def _within(source: PublishedSet, *folders: str) -> list[File]:
+    """The files of a set's first layout, in any of some folders."""
+    files = (file for file in source.layouts[0].files if isinstance(file, File))
+    return [
+        replace(each, names=tuple(f"{f}/{name}" for f in folders for name in each.names))
+        for each in files
+    ]
 
 
 MNIST = _idx(
@@ -375,10 +383,10 @@ PACS = PublishedSet(
     (
         FileLayout(
             tuple(Folder((name,)) for name in ("art_painting", "cartoon", "photo", "sketch")),
-            domain_files.domains,
+            folders.domains,
         ),
         FileLayout(
-            (File(("PACS.zip", "pacs.zip", "pacs-96.zip")),), domain_files.domains, ("", "tasks")
+            (File(("PACS.zip", "pacs.zip", "pacs-96.zip")),), folders.domains, ("", "tasks")
         ),
     ),
     ("PACS", "pacs", "PACS/kfold"),
@@ -393,26 +401,8 @@ DIGIT_DOMAINS = PublishedSet(
     "mnist-usps",
     (
         FileLayout(
-            (
-                *(
-                    replace(
-                        file,
-                        names=tuple(
-                            f"{folder}/{name}"
-                            for folder in ("mnist", "MNIST/raw", "MNIST")
-                            for name in file.names
-                        ),
-                    )
-                    for file in MNIST.layouts[0].files
-                    if isinstance(file, File)
-                ),
-                *(
-                    replace(file, names=tuple(f"usps/{name}" for name in file.names))
-                    for file in USPS.layouts[0].files
-                    if isinstance(file, File)
-                ),
-            ),
-            domain_files.digits,
+            (*_within(MNIST, "mnist", "MNIST/raw", "MNIST"), *_within(USPS, "usps")),
+            array_files.mnist_usps,
         ),
     ),
     (),
@@ -425,11 +415,7 @@ DIGIT_DOMAINS = PublishedSet(
 )
 OFFICE = PublishedSet(
     "office31",
-    (
-        FileLayout(
-            tuple(Folder((name,)) for name in ("amazon", "dslr", "webcam")), domain_files.domains
-        ),
-    ),
+    (FileLayout(tuple(Folder((name,)) for name in ("amazon", "dslr", "webcam")), folders.domains),),
     ("office31", "office-31", "Office31", "office"),
     "Expected office31/DOMAIN/images/CLASS/NAME.jpg (Saenko et al. 2010, "
     "https://faculty.cc.gatech.edu/~judy/domainadapt); let NORMKIT_DATA name the folder.",
@@ -439,25 +425,9 @@ OFFICE = PublishedSet(
     "domains-folder",
 )
 
-PUBLISHED = {
-    source.name: source
-    for source in (
-        *(MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET),
-        *(
-            PACS,
-            OFFICE,
-            DIGIT_DOMAINS,
-            MOVING_DIGITS,
-            SOMETHING,
-            BCCD,
-            NUCLEI,
-            COCO,
-            CAMVID,
-            VOC,
-            OMNIGLOT,
-            OMNIGLOT_SMALL,
-            FC100,
-            MINI_IMAGENET,
-        ),
-    )
-}
+SETS = (
+    MNIST, FASHION, CIFAR10, CIFAR100, USPS, CUB, CARS, IMAGENET, PACS, OFFICE, DIGIT_DOMAINS,
+    MOVING_DIGITS, SOMETHING, BCCD, NUCLEI, COCO, CAMVID, VOC, OMNIGLOT, OMNIGLOT_SMALL, FC100,
+    MINI_IMAGENET,
+)  # fmt: skip
+PUBLISHED = {source.name: source for source in SETS}

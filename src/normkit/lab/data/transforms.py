@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normkit.lab.data.records import ChannelMoments
-from normkit.lab.data.sampling import generator, stream
+from normkit.lab.data.sampling import generator, seeded, stream
 from normkit.lab.experiment import Data
 
 # of ImageNet's training set, as everybody uses them
@@ -224,9 +224,7 @@ def mixing_weights(
     alpha: float, samples: int, *, seed: int, epoch: int, device: torch.device | str = "cpu"
 ) -> Tensor:
     """An epoch's weights of mixup, one a sample, from the beta distribution of (alpha, alpha)."""
-    with torch.random.fork_rng(devices=[]):
-        # not torch.manual_seed, which would also reset the generators of the GPUs
-        torch.default_generator.manual_seed(stream("mixup", seed, epoch))
+    with seeded(stream("mixup", seed, epoch)):
         shape = torch.tensor(alpha, dtype=torch.float64)
         weights = torch.distributions.Beta(shape, shape).sample((samples,)).float()
     return weights.to(device)

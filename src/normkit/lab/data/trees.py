@@ -11,6 +11,8 @@ from typing import Any, BinaryIO
 
 from normkit.lab.data.records import CorruptData, MissingData
 
+IMAGE_ENDINGS = (".webp", ".png", ".jpg", ".jpeg")
+
 
 class FileTree:
     """The files below a place, by their paths with slashes.
@@ -48,10 +50,15 @@ class FileTree:
     def __contains__(self, name: object) -> bool:
         return name in self._known
 
+    def check_there(self, names: Iterable[str]) -> None:
+        """A missing file is told with the place where it should be."""
+        missing = next((name for name in names if name not in self._known), None)
+        if missing is not None:
+            raise MissingData(f"{self.where(missing)} is listed, but is not there.")
+
     def open(self, name: str) -> BinaryIO:
-        """The content of a file; a missing one is told with the place where it should be."""
-        if name not in self._known:
-            raise MissingData(f"{self.where(name)} is listed, but is not there.")
+        """The content of a file."""
+        self.check_there([name])
         if self.packed:
             return io.BytesIO(self._zip().read(self.top + name))
         return open(os.path.join(self.place, self.top + name), "rb")

@@ -21,6 +21,7 @@ from normkit.conversion.recipes import RECIPES
 from normkit.errors import NormkitError, OptionError
 from normkit.lab import data
 from normkit.lab.data.records import LeftOut
+from normkit.lab.data.sampling import seeded
 from normkit.lab.experiment.problems import BadExperiment
 from normkit.lab.experiment.records import (
     OWN_DATA,
@@ -35,14 +36,13 @@ from normkit.lab.experiment.records import (
 )
 from normkit.lab.experiment.rules import NATIVE_OPTIMIZERS
 from normkit.lab.models.variant import build_variant, learning_rate_followers
-from normkit.lab.own_code import error_place
+from normkit.lab.own_code import own_error_words
 from normkit.lab.tasks import Task, load_sets, make_task, sets_key
 from normkit.lab.tasks.classification import Classification
 from normkit.lab.tasks.sets import is_own
 from normkit.lab.train import Training
 from normkit.lab.train.batches import EpochPlan
 from normkit.layers.base import Normalizer
-from normkit.models import first_line
 
 Tell = Callable[[str], None]
 BAD_DATA = "cannot be trained on its data"  # where a variant's set is missing, or not as expected
@@ -359,16 +359,15 @@ def try_step(setting: Setting) -> list[str]:
 
 def _run(task: Task, model: nn.Module, samples: int, classes: int, shape: Shape) -> None:
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with torch.no_grad(), seeded(0), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # random images of no meaning
-            torch.default_generator.manual_seed(0)
             task.try_model(model, samples, classes, shape)
     except NormkitError:
         raise
     except (Exception, SystemExit) as error:
         raise OptionError(
             f"the model does not take {samples} images of {'×'.join(map(str, shape))}: "
-            f"{type(error).__name__}: {first_line(error)}{error_place(error)}"
+            f"{own_error_words(error)}"
         ) from error
 
 

@@ -136,10 +136,9 @@ def with_names(table: Mapping[str, Any]) -> dict[str, Any]:
     >>> with_names({"model": "native:mlp", "seeds": 3})
     {'model': {'name': 'native:mlp'}, 'seeds': 3}
     """
-    named = {
+    return {
         key: {"name": v} if key in BY_NAME and isinstance(v, str) else v for key, v in table.items()
     }
-    return named
 
 
 def flat(table: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[str, Any, KeyPath]]:

@@ -56,10 +56,9 @@ class Problems:
         self,
         name: str,
         lines: Mapping[KeyPath, int],
-        scale: str = "",
         typed: Mapping[KeyPath, str] | None = None,
     ) -> None:
-        self.name, self.lines, self.scale = name, lines, scale
+        self.name, self.lines, self.scale = name, lines, ""
         self.typed = typed or {}  # keys that --set gives, as they were typed
         self.messages: dict[tuple[int, str], None] = {}
 

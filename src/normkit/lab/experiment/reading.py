@@ -103,7 +103,7 @@ def parse(
     """
     document = _document(text, name)
     over = Overrides(overrides)
-    problems = Problems(name, key_lines(text), typed=over.typed)
+    problems = Problems(name, key_lines(text), over.typed)
     problems.scale = _chosen_scale(document, scale, problems)
     problems.raise_any()
     top = laid_over(_at_scale(document, problems.scale), over.table)

@@ -22,11 +22,18 @@ Cell = tuple[tuple[str, Any], ...]  # (("train.worker_batch", 2), …): a point 
 
 # what a result of one release may not be mixed with; goes up when training changes its numbers
 PROTOCOL = 1
-OWN_DATA = (  # somebody's own images, at data.path
-    "csv", "folder", "huggingface", "webdataset",
-    "coco-folder", "voc-folder", "voc-segmentation-folder", "frames-folder",
-    "new-classes-folder", "domains-folder",
-)  # fmt: skip
+OWN_DATA = {  # somebody's own images, and what lies at data.path
+    "csv": "a CSV file with the columns path, label, split, or a folder with train.csv, test.csv",
+    "folder": "a folder with train/CLASS/NAME.jpg and test/CLASS/NAME.jpg",
+    "huggingface": "a folder of save_to_disk, or of train*.parquet and test*.parquet",
+    "webdataset": "a folder with train*.tar and test*.tar",
+    "coco-folder": "a folder with annotations/instances_train.json, instances_test.json, images",
+    "voc-folder": "a folder with JPEGImages, Annotations and ImageSets/Main",
+    "voc-segmentation-folder": "a folder with JPEGImages, SegmentationClass and ImageSets",
+    "frames-folder": "a folder with train.txt, test.txt and frames",
+    "new-classes-folder": "a folder with train/CLASS/NAME.jpg and, of other classes, test/CLASS",
+    "domains-folder": "a folder with DOMAIN/CLASS/NAME.jpg",
+}
 
 
 @dataclass(frozen=True)

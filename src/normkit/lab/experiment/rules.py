@@ -24,19 +24,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 NATIVE_OPTIMIZERS = ("sgd", "adam", "adamw")
 OPEN = ("train.optimizer", "train.schedule")  # or a class: torch.optim:RMSprop, file.py:Class
 
-LIES_AS = {  # at data.path
-    "csv": "a CSV file with the columns path, label, split, or a folder with train.csv, test.csv",
-    "folder": "a folder with train/CLASS/NAME.jpg and test/CLASS/NAME.jpg",
-    "huggingface": "a folder of save_to_disk, or of train*.parquet and test*.parquet",
-    "webdataset": "a folder with train*.tar and test*.tar",
-    "coco-folder": "a folder with annotations/instances_train.json, instances_test.json, images",
-    "voc-folder": "a folder with JPEGImages, Annotations and ImageSets/Main",
-    "voc-segmentation-folder": "a folder with JPEGImages, SegmentationClass and ImageSets",
-    "frames-folder": "a folder with train.txt, test.txt and frames",
-    "new-classes-folder": "a folder with train/CLASS/NAME.jpg and, of other classes, test/CLASS",
-    "domains-folder": "a folder with DOMAIN/CLASS/NAME.jpg",
-}
-
 Rule = tuple[Callable[[Any], bool], str]
 FROM_ZERO: Rule = (lambda value: value >= 0, "at least 0")
 FROM_ONE: Rule = (lambda value: value >= 1, "at least 1")
@@ -120,7 +107,7 @@ def section_faults(section: str, record: Any) -> Iterator[Fault]:
         if record.name in OWN_DATA and not record.path:
             yield (
                 "data.path",
-                f"is missing: data.name = {record.name!r} needs {LIES_AS[record.name]}.",
+                f"is missing: data.name = {record.name!r} needs {OWN_DATA[record.name]}.",
             )
     elif section == "model":
         library, _, name = record.name.partition(":")

@@ -15,13 +15,11 @@ from normkit import models
 from normkit.errors import NormkitError, OptionError, UnknownName, nearest
 from normkit.lab.experiment import Model
 from normkit.lab.experiment.rules import CHOICES
-from normkit.lab.models.darts import DartsNetwork
-from normkit.lab.models.darts_search import SearchNetwork
+from normkit.lab.models.darts import DartsNetwork, SearchNetwork
 from normkit.lab.models.deeplab import DeepLabV3
 from normkit.lab.models.detectors import faster_rcnn, mask_rcnn
-from normkit.lab.models.imprinting import ResNet12
-from normkit.lab.models.networks import MLP, CifarResNet, FourLayer, SmallCNN, WideResNet
-from normkit.lab.own_code import error_place, find, source_file
+from normkit.lab.models.networks import MLP, CifarResNet, FourLayer, ResNet12, SmallCNN, WideResNet
+from normkit.lab.own_code import find, own_error_words, source_file
 
 CLASSES = ("num_classes", "classes", "n_classes")
 CHANNELS = ("in_chans", "in_channels", "in_ch")
@@ -103,10 +101,7 @@ def _build_own(spec: Model, classes: int, channels: int, folder: str) -> nn.Modu
     except NormkitError:
         raise
     except (Exception, SystemExit) as error:
-        raise OptionError(
-            f"{spec.name} could not be built: {type(error).__name__}: "
-            f"{models.first_line(error)}{error_place(error)}."
-        ) from error
+        raise OptionError(f"{spec.name} could not be built: {own_error_words(error)}.") from error
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"{spec.name} gave a {type(model).__name__}, expected a torch.nn.Module. "

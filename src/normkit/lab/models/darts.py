@@ -1,17 +1,38 @@
-"""native:darts: the network of a genotype, as DARTS and MANAS train it on CIFAR-10."""
+"""native:darts, the network of a genotype, and native:darts_search, in which it is found.
+
+Both are cells of operations, as DARTS has them (Liu, Simonyan & Yang 2019, section 3.1): ReLU,
+convolution, norm, in this order. A search has all operations on all edges of its cells at once,
+weighted by a softmax of architecture parameters, which all cells of a kind share; what is strongest
+in the end is the genotype. There, norms have no scale and shift of their own: the weights scale.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from normkit.errors import OptionError
-from normkit.lab.models.cell_operations import STEM, fitted_inputs, operation, reductions, stem
-from normkit.lab.models.genotypes import EDGES, Edge, Genotype
+from normkit.errors import OptionError, nearest
+from normkit.lab.models.genotypes import (
+    EDGES,
+    INPUTS,
+    NONE,
+    OPERATIONS,
+    Edge,
+    Genotype,
+    edge_count,
+    strongest,
+)
 
+STEM = 3  # times the channels of the first cell
 POOLED = (128, 768)  # channels of the auxiliary head
+FIRST_DEVIATION = 1e-3  # of architecture parameters: nearly the same weight for all
+
+
+# ------------------------------------------------------------------ the network of a genotype
 
 
 class DartsNetwork(nn.Module):
@@ -38,8 +59,6 @@ class DartsNetwork(nn.Module):
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
-        if cells < 3:
-            raise OptionError(f"cells is {cells}, expected 3 or more: two of them are reductions.")
         if not isinstance(drop_path, int | float) or not 0 <= drop_path < 1:
             raise OptionError(f"drop_path is {drop_path!r}, expected a share from 0 up to 1.")
         found = Genotype.of(genotype)
@@ -143,3 +162,210 @@ def drop_path(x: Tensor, rate: Tensor) -> Tensor:
     """Zero for a share of the images, and larger for the others, so that the mean stays."""
     kept = torch.rand(len(x), 1, 1, 1, device=x.device) >= rate
     return x * (kept / (1 - rate)).to(x.dtype)
+
+
+# ------------------------------------------------------------------ the search
+
+
+class SearchNetwork(nn.Module):
+    """A stem, ``cells`` cells with every one of ``operations`` on every edge, a linear layer.
+
+    ``architecture`` is (2, edges, operations): of normal cells and of reductions. Norms of the
+    edges have no scale and shift, as in DARTS, unless ``affine``.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        shape: tuple[int, int, int],
+        *,
+        cells: int = 8,
+        channels: int = 16,
+        nodes: int = 4,
+        operations: Sequence[str] = OPERATIONS,
+        affine: bool = False,
+    ) -> None:
+        super().__init__()
+        unknown = [name for name in operations if name not in OPERATIONS]
+        if unknown:
+            raise OptionError(
+                f"there is no operation {unknown[0]!r}. {nearest(str(unknown[0]), OPERATIONS)}"
+            )
+        if len({*operations} - {NONE}) < 2 or len({*operations}) < len(operations):
+            raise OptionError(
+                f"operations are {', '.join(operations) or 'none'}, expected at least two "
+                f'different ones beside "{NONE}" to choose from, each once.'
+            )
+        self.operations = tuple(operations)
+        self.stem = stem(shape[0], channels)
+        self.cells = nn.ModuleList()
+        before = last = STEM * channels
+        after_reduction = False
+        for number in range(cells):
+            reduction = number in reductions(cells)
+            channels *= 1 + reduction
+            inputs = fitted_inputs(
+                before, last, channels, after_reduction=after_reduction, affine=affine
+            )
+            self.cells.append(
+                SearchCell(self.operations, nodes, channels, reduction, inputs, affine)
+            )
+            before, last, after_reduction = last, channels * nodes, reduction
+        self.fc = nn.Linear(last, classes)
+        first = FIRST_DEVIATION * torch.randn(2, edge_count(nodes), len(self.operations))
+        self.architecture = nn.Parameter(first)
+
+    def architecture_parameters(self) -> list[nn.Parameter]:
+        """What a search learns on other images than the weights."""
+        return [self.architecture]
+
+    def genotype(self) -> Genotype:
+        """The cells that the search would end with now."""
+        return Genotype(*(strongest(weights, self.operations) for weights in self.architecture))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = torch.softmax(self.architecture, dim=2)
+        before = last = self.stem(x)
+        for number, cell in enumerate(self.cells):
+            kind = int(number in reductions(len(self.cells)))
+            before, last = last, cell(before, last, shares[kind])
+        y: Tensor = self.fc(last.mean((2, 3)))
+        return y
+
+
+class SearchCell(nn.Module):
+    """Nodes that add up everything before them, through all operations."""
+
+    def __init__(
+        self,
+        operations: Sequence[str],
+        nodes: int,
+        channels: int,
+        reduction: bool,
+        inputs: tuple[nn.Module, nn.Module],
+        affine: bool,
+    ) -> None:
+        super().__init__()
+        self.nodes = nodes
+        self.fit_before, self.fit_last = inputs
+        self.edges = nn.ModuleList(
+            nn.ModuleList(
+                operation(
+                    name, channels, 1 + (reduction and state < 2), searched=True, affine=affine
+                )
+                for name in operations
+                if name != NONE  # its weight counts, its output is zero
+            )
+            for node in range(nodes)
+            for state in range(INPUTS + node)
+        )
+        self.columns = [i for i, name in enumerate(operations) if name != NONE]
+
+    def forward(self, before: Tensor, last: Tensor, shares: Tensor) -> Tensor:
+        states = [self.fit_before(before), self.fit_last(last)]
+        # all numbers at once: each index of its own would have a backward of the whole table
+        numbers = shares.flatten().unbind()
+        rows = iter(range(len(self.edges)))
+        for _ in range(self.nodes):
+            parts = [
+                numbers[shares.shape[1] * row + column] * chosen(state)
+                for state, row in zip(states, rows, strict=False)
+                for column, chosen in zip(self.columns, self.edges[row], strict=True)  # type: ignore[call-overload]
+            ]
+            states.append(sum(parts[1:], parts[0]))
+        return torch.cat(states[INPUTS:], dim=1)
+
+
+# ------------------------------------------------------------------ what cells are made of
+
+
+def reductions(cells: int) -> tuple[int, int]:
+    """Which cells halve the resolution and double the channels: after a third and two thirds.
+
+    >>> reductions(8), reductions(20)
+    ((2, 5), (6, 13))
+    """
+    if cells < 3:
+        raise OptionError(f"cells is {cells}, expected 3 or more: two of them are reductions.")
+    return cells // 3, 2 * cells // 3
+
+
+def operation(name: str, channels: int, stride: int, *, searched: bool, affine: bool) -> nn.Module:
+    """An operation that keeps the channels; the resolution becomes 1/stride.
+
+    ``searched``: one of many on its edge, where pooling gets a norm, since its outputs would be of
+    another size than those of convolutions.
+    """
+    if name == "skip_connect":
+        return nn.Identity() if stride == 1 else HalvedResolution(channels, channels, affine)
+    if name.endswith("pool_3x3"):
+        pool: nn.Module
+        if name.startswith("max"):
+            pool = nn.MaxPool2d(3, stride, padding=1)
+        else:
+            pool = nn.AvgPool2d(3, stride, padding=1, count_include_pad=False)
+        return nn.Sequential(pool, nn.BatchNorm2d(channels, affine=affine)) if searched else pool
+    kernel = int(name[-1])
+    if name.startswith("dil"):
+        return nn.Sequential(*_depthwise(channels, kernel, stride, 2, affine))
+    first = _depthwise(channels, kernel, stride, 1, affine)
+    return nn.Sequential(*first, *_depthwise(channels, kernel, 1, 1, affine))
+
+
+def _depthwise(
+    channels: int, kernel: int, stride: int, dilation: int, affine: bool
+) -> list[nn.Module]:
+    """ReLU, a convolution of each channel, one across them, and a norm."""
+    padding = dilation * (kernel - 1) // 2
+    return [
+        nn.ReLU(),
+        nn.Conv2d(
+            channels, channels, kernel, stride, padding, dilation, groups=channels, bias=False
+        ),
+        nn.Conv2d(channels, channels, 1, bias=False),
+        nn.BatchNorm2d(channels, affine=affine),
+    ]
+
+
+class HalvedResolution(nn.Module):
+    """Every second pixel by one 1×1 convolution, those between by another, side by side."""
+
+    def __init__(self, inputs: int, outputs: int, affine: bool = True) -> None:
+        super().__init__()
+        self.relu = nn.ReLU()
+        self.conv1 = nn.Conv2d(inputs, outputs // 2, 1, 2, bias=False)
+        self.conv2 = nn.Conv2d(inputs, outputs - outputs // 2, 1, 2, bias=False)
+        self.norm = nn.BatchNorm2d(outputs, affine=affine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(x)
+        # where the side is odd, the last pixel has none behind it
+        between = F.pad(x[:, :, 1:, 1:], (0, x.shape[3] % 2, 0, x.shape[2] % 2))
+        y: Tensor = self.norm(torch.cat([self.conv1(x), self.conv2(between)], dim=1))
+        return y
+
+
+def stem(inputs: int, channels: int) -> nn.Sequential:
+    """What stands before the first cell, for the channels of that cell."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, STEM * channels, 3, padding=1, bias=False),
+        nn.BatchNorm2d(STEM * channels),
+    )
+
+
+def fitted_inputs(
+    before: int, last: int, channels: int, *, after_reduction: bool, affine: bool
+) -> tuple[nn.Module, nn.Module]:
+    """What brings a cell's two inputs to its channels, and to one resolution."""
+    first: nn.Module
+    if after_reduction:  # the cell before last is still of the larger resolution
+        first = HalvedResolution(before, channels, affine)
+    else:
+        first = _fitted(before, channels, affine)
+    return first, _fitted(last, channels, affine)
+
+
+def _fitted(inputs: int, outputs: int, affine: bool) -> nn.Sequential:
+    return nn.Sequential(
+        nn.ReLU(), nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs, affine=affine)
+    )

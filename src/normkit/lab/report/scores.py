@@ -33,7 +33,7 @@ class Scores:
     @cached_property
     def by_seed(self) -> dict[int, float]:
         """The score of every seed that neither diverged nor collapsed."""
-        done = {seed: r.score(self.metric) for seed, r in self.results.items() if self._is(seed)}
+        done = {seed: self.results[seed].score(self.metric) for seed in self._that_are(DONE)}
         return {seed: score for seed, score in done.items() if score is not None}
 
     @cached_property
@@ -41,22 +41,22 @@ class Scores:
         """DONE, DIVERGED or COLLAPSED for every seed that has a result."""
         return {seed: result.outcome(self.metric) for seed, result in self.results.items()}
 
-    def _is(self, seed: int, outcome: str = DONE) -> bool:
-        return self.outcomes[seed] == outcome
+    def _that_are(self, *outcomes: str) -> list[int]:
+        return [seed for seed, outcome in self.outcomes.items() if outcome in outcomes]
 
     @cached_property
     def diverged(self) -> list[int]:
         """Seeds without a score: a loss that is infinite in the end is a divergence, too."""
-        return [seed for seed in self.results if self._is(seed, DIVERGED)]
+        return self._that_are(DIVERGED)
 
     @cached_property
     def collapsed(self) -> list[int]:
-        return [seed for seed in self.results if self._is(seed, COLLAPSED)]
+        return self._that_are(COLLAPSED)
 
     @property
     def ended(self) -> list[int]:
         """Seeds whose result is that they diverged or collapsed."""
-        return [seed for seed in self.results if not self._is(seed)]
+        return self._that_are(DIVERGED, COLLAPSED)
 
     @property
     def lost(self) -> list[int]:

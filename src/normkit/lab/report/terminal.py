@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-STYLES = {
-    "better": "bold green",
-    "worse": "bold red",
-    "equivalent": "cyan",
-    "not shown": "dim",
-    "unstable": "bold red",
-    "diverged": "bold red",
-    "collapsed": "bold red",
-    "failed": "bold red",
-    "baseline": "dim",
-}
 WHAT = "The table of verdicts"
 WIDE = 110  # columns
 
@@ -86,7 +75,7 @@ def verdict_table(
         last = row.grid_values
         cells = [*place, row.style.name, *_numbers(row, metric, wide)]
         style = "dim" if row.comparison is None else ""
-        verdict = text(row.verdict, style=STYLES.get(row.verdict, ""))
+        verdict = text(row.verdict, style=verdicts.LOOKS[row.verdict].style)
         notes = [row.more] if row.more else []
         lost = len(row.scores.lost)
         for word, seeds in row.scores.losses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from normkit.core.messages import counted
 from normkit.lab.experiment import Cell
@@ -18,7 +19,7 @@ from normkit.lab.report.scores import (
     verdict_of,
 )
 from normkit.lab.report.words import axis_words, cell_words
-from normkit.lab.results import Comparison
+from normkit.lab.results import COLLAPSED, DIVERGED, FAILED, Comparison
 from normkit.lab.statistics import UNSTABLE
 from normkit.reporting.charts import ForestRow, forest_row, forest_scale
 from normkit.reporting.text import is_finite, rough
@@ -26,8 +27,25 @@ from normkit.reporting.text import is_finite, rough
 BASELINE = "baseline"
 NAMED = 12  # seeds whose differences a picture says one by one
 DOTS = 3000  # of all pictures of a table; with more of them, only the chart below has dots
-SYMBOLS = {"better": "▲", "worse": "▼", "equivalent": "=", "not shown": "?", "unstable": "!"}
-SYMBOLS |= {"diverged": "✕", "collapsed": "✕", "failed": "✕"}
+
+
+class VerdictLook(NamedTuple):
+    """How a verdict is told from others at a glance."""
+
+    tone: str  # its class on the page
+    symbol: str  # in the map
+    style: str  # in a terminal
+
+
+LOOKS = {
+    "better": VerdictLook("fine", "▲", "bold green"),
+    "worse": VerdictLook("serious", "▼", "bold red"),
+    "equivalent": VerdictLook("note", "=", "cyan"),
+    "not shown": VerdictLook("unsure", "?", "dim"),
+    "unstable": VerdictLook("serious", "!", "bold red"),
+    **dict.fromkeys((DIVERGED, COLLAPSED, FAILED), VerdictLook("serious", "✕", "bold red")),
+    BASELINE: VerdictLook("unsure", "?", "dim"),
+}
 
 
 @dataclass(frozen=True)

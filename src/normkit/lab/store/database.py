@@ -87,7 +87,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
                 name = getattr(error, "sqlite_errorname", "")
                 if not name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
                     raise
-        log = _log_of(path)
+        log = path.with_name(f"{path.name}-wal")
         if not log.exists() or not log.stat().st_size:
             return _open_to_read(path, "immutable=1")
         with tempfile.TemporaryDirectory(prefix="normkit-") as folder:
@@ -102,15 +102,12 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
             return connection
 
 
-def _log_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}-wal")
-
-
 def _open_to_read(path: Path, how: str, shown: Path | None = None) -> sqlite3.Connection:
     address = f"{path.resolve().as_uri()}?{how}"
     connection = sqlite3.connect(address, timeout=LOCK_TIMEOUT, isolation_level=None, uri=True)
     try:
-        _check(connection, shown or path)
+        _check_damage(connection, shown or path)
+        _check_version(connection, shown or path)
     except BaseException:
         connection.close()
         raise
@@ -133,11 +130,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         with transaction(connection):
             for statement in LATER.split(";")[:-1]:
                 connection.execute(statement)
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    _check_damage(connection, path)
-    _check_version(connection, path)
 
 
 def _check_damage(connection: sqlite3.Connection, path: Path) -> None:

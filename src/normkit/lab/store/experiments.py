@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,24 +71,19 @@ class StoredExperiment:
         return json.dumps(record, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, saved: str = "") -> Callable[[str], StoredExperiment]:
-        """What reads a record that was saved then."""
-
-        def read(text: str) -> StoredExperiment:
-            record: dict[str, Any] = json.loads(text)
-            variants = tuple(
-                StoredVariant(
-                    each["name"],
-                    tuple((path, _hashable(value)) for path, value in each["cell"]),
-                    tuple(each["runs"]),
-                )
-                for each in record.pop("variants")
+    def from_json(cls, text: str, saved: str = "") -> StoredExperiment:
+        record: dict[str, Any] = json.loads(text)
+        variants = tuple(
+            StoredVariant(
+                each["name"],
+                tuple((path, _hashable(value)) for path, value in each["cell"]),
+                tuple(each["runs"]),
             )
-            for key in ("seeds", "overrides"):
-                record[key] = tuple(record[key])
-            return cls(**record, variants=variants, saved=saved)
-
-        return read
+            for each in record.pop("variants")
+        )
+        for key in ("seeds", "overrides"):
+            record[key] = tuple(record[key])
+        return cls(**record, variants=variants, saved=saved)
 
 
 def _hashable(value: Any) -> Any:

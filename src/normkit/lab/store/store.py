@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,9 +57,7 @@ class Reader:
 
     def results(self, ids: Iterable[str] | None = None) -> dict[str, Result]:
         """Results by run id; of these runs, or of all."""
-        rows = dict(self._rows("SELECT run, record FROM results"))
-        wanted = rows if ids is None else [run for run in ids if run in rows]
-        return {run: self._parsed(run, rows[run], Result.from_json) for run in wanted}
+        return self._by_run("SELECT run, record FROM results", ids, Result.from_json)
 
     def epochs(self, run: str) -> list[Epoch]:
         """The epochs of an unfinished run so far."""
@@ -83,15 +82,13 @@ class Reader:
 
     def contents(self, ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """By run id, what the id is a hash of: the setting without defaults, and the seed."""
-        rows = dict(self._rows("SELECT id, content FROM runs"))
-        wanted = rows if ids is None else [run for run in ids if run in rows]
-        return {run: self._parsed(run, rows[run], json.loads) for run in wanted}
+        return self._by_run("SELECT id, content FROM runs", ids, json.loads)
 
     def experiments(self) -> list[StoredExperiment]:
         """What was asked for, the latest last."""
         rows = self._later("experiments", "SELECT record, saved FROM experiments ORDER BY saved")
         return [
-            self._parsed("experiment", text, StoredExperiment.from_json(saved))
+            self._parsed("experiment", text, partial(StoredExperiment.from_json, saved=saved))
             for text, saved in rows
         ]
 
@@ -124,6 +121,13 @@ class Reader:
         with translated_errors(self.path):
             there = table in tables_of(self._connection)
         return self._rows(query, *values) if there else []
+
+    def _by_run(
+        self, query: str, ids: Iterable[str] | None, reader: Callable[[str], Any]
+    ) -> dict[str, Any]:
+        rows = dict(self._rows(query))
+        wanted = rows if ids is None else [run for run in ids if run in rows]
+        return {run: self._parsed(run, rows[run], reader) for run in wanted}
 
     def _parsed(self, run: str, text: str, reader: Callable[[str], Any]) -> Any:
         try:

@@ -99,7 +99,7 @@ class Adaptation(Classification):
         """Listed for it: it depends on the domain."""
         spec = setting.data
         total = source_samples(spec, self.source, self.target)
-        return counts(total, spec.validation, spec.subset, spec.name)[0]
+        return counts(total, spec)[0]
 
     def batches(self, plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Any, ...]]:
         """Images and labels of the source; images of the target; more of the source, by class."""

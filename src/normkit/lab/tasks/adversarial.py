@@ -17,7 +17,7 @@ from normkit.core.optional_dependencies import require
 from normkit.errors import OptionError, nearest
 from normkit.lab.data import Sets
 from normkit.lab.experiment.records import Setting
-from normkit.lab.formats import ImageFormat
+from normkit.lab.formats import ImageFormat, wide
 from normkit.lab.results import METRICS, TaskMetric
 from normkit.lab.tasks.base import Losses, TaskError, at_rest
 from normkit.lab.tasks.classification import (
@@ -218,7 +218,7 @@ class PixelNetwork(nn.Module):
         attack, model = self.parts
         with attack.task.format.autocast():
             logits, *_ = outputs_of(model(values * attack.range + attack.black))
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return wide(logits)
 
 
 class RobustScore(ClassificationScore):

@@ -19,14 +19,15 @@ from torch import Tensor, nn
 
 from normkit.errors import NormkitError, OptionError
 from normkit.inspection.batches import call_model, inputs_of
+from normkit.lab import data
 from normkit.lab.data import Sets
 from normkit.lab.experiment.records import Setting
 from normkit.lab.formats import ImageFormat
 from normkit.lab.models.build import build
 from normkit.lab.own_code import source_place
 from normkit.lab.results import Epoch, TaskMetric
-from normkit.lab.tasks import sets
 from normkit.lab.tasks.criteria import OwnLoss, OwnMetric
+from normkit.lab.tasks.sets import data_sets, is_own, own_loaded
 
 if TYPE_CHECKING:
     from normkit.lab.train.batches import EpochPlan
@@ -93,7 +94,7 @@ class Task:
         batch may be anything, such as a list of images and a list of targets, or a mapping with
         one batch of the source and one of the target domain.
         """
-        return sets.data_sets(setting, device)
+        return data_sets(setting, device)
 
     def batches(self, plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Any, ...]]:
         """What the steps of an epoch are given, without the first ``start`` batches.
@@ -117,19 +118,29 @@ class Task:
 
     def locate(self, setting: Setting) -> None:
         """An error if the data cannot be had, before anything trains."""
-        sets.locate(setting)
+        if is_own(setting.data.name):
+            own_loaded(setting)
+        else:
+            data.locate(setting.data)
 
     def training_samples(self, setting: Setting) -> int:
         """How many samples ``load(setting, …).train`` has; sets of the lab are not read for it."""
-        return sets.training_samples(setting)
+        if is_own(setting.data.name):
+            return len(own_loaded(setting).train)
+        return data.training_samples(setting.data)
 
     def batch_size(self, setting: Setting) -> int | None:
         """Of data that comes in batches of its own size; None: train.batch says it."""
-        return sets.batch_size(setting)
+        if not is_own(setting.data.name):
+            return None
+        return getattr(own_loaded(setting).train, "batch_size", None)
 
     def classes_and_shape(self, setting: Setting) -> tuple[int, tuple[int, ...]]:
         """What ``network`` is told of the data, likewise."""
-        return sets.classes_and_shape(setting)
+        if is_own(setting.data.name):
+            sets = own_loaded(setting)
+            return sets.classes, sets.shape
+        return data.classes_and_shape(setting.data)
 
     def evaluation_batches(self, part: str) -> Iterable[Any]:
         """What is evaluated after an epoch: the batches of a set, or episodes drawn from it."""

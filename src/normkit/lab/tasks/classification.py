@@ -14,7 +14,7 @@ from normkit.errors import OptionError
 from normkit.lab import data
 from normkit.lab.data import Sets, mix, mixing_weights, soften
 from normkit.lab.experiment.records import Setting
-from normkit.lab.formats import ImageFormat, autocast
+from normkit.lab.formats import ImageFormat, autocast, wide
 from normkit.lab.results import METRICS, Epoch, TaskMetric
 from normkit.lab.tasks.base import Evaluation, Losses, Task, Values, mean_of
 from normkit.lab.tasks.criteria import MetricSum
@@ -153,7 +153,7 @@ class Classification(Task):
         """The loss of one output."""
         if self.criterion is None:
             return loss_of(logits, labels, self.setting.train.label_smoothing)
-        return self.criterion(_wide(logits), labels)
+        return self.criterion(wide(logits), labels)
 
     def epoch_values(self, rows: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Values:
         """The right answers of each batch were counted, not averaged."""
@@ -204,11 +204,11 @@ class ClassificationScore(Evaluation):
         with autocast(self.precision, images.device):
             logits = model(images)
         if self.criterion is None:
-            loss = F.cross_entropy(_wide(logits), labels, reduction="sum")
+            loss = F.cross_entropy(wide(logits), labels, reduction="sum")
         else:
-            loss = self.criterion(_wide(logits), labels) * len(labels)
+            loss = self.criterion(wide(logits), labels) * len(labels)
         for metric in self.own_metrics:
-            metric.add(_wide(logits), labels)
+            metric.add(wide(logits), labels)
         sums = [loss, correct(logits, labels)]
         answer = logits.argmax(1)
         self.answers.scatter_add_(0, answer, torch.ones_like(answer, dtype=torch.float64))
@@ -247,7 +247,7 @@ def loss_of(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
 
     ``labels`` are classes (N,), or shares of classes (N, K), which mixup makes.
     """
-    logits = _wide(logits)
+    logits = wide(logits)
     labels = labels.to(logits.dtype) if labels.is_floating_point() else labels
     return F.cross_entropy(logits, labels, label_smoothing=smoothing)
 
@@ -261,7 +261,3 @@ def correct(logits: Tensor, labels: Tensor) -> Tensor:
 def batch_size(shape: tuple[int, int, int]) -> int:
     """Of evaluation: large, since no gradient needs the activations; the same on all machines."""
     return max(1, min(LARGEST, PIXELS // (shape[1] * shape[2])))
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))

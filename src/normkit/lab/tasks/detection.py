@@ -14,11 +14,11 @@ from normkit.errors import OptionError
 from normkit.lab.data import Sets
 from normkit.lab.data.boxes import (
     box_listing,
-    check_has_boxes,
     check_has_masks,
     check_objects,
     load_boxes,
 )
+from normkit.lab.data.pairs import check_pairs
 from normkit.lab.experiment.records import Setting
 from normkit.lab.models.build import build
 from normkit.lab.results import Epoch, TaskMetric
@@ -55,7 +55,7 @@ class Detection(Task):
 
     def check(self, setting: Setting) -> None:
         if not is_own(setting.data.name):
-            check_has_boxes(setting.data)
+            check_pairs(setting.data, "boxes")
         everywhere = [s.name for s in setting.steps if s.kind == "norm" and s.where is None]
         if setting.model.options.get("frozen") is True and everywhere:
             raise OptionError(

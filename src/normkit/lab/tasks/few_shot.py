@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from normkit.errors import OptionError
 from normkit.lab import data
@@ -21,7 +22,6 @@ from normkit.lab.data import Sets
 from normkit.lab.data.sampling import generator
 from normkit.lab.experiment.records import Setting
 from normkit.lab.formats import ImageFormat
-from normkit.lab.models.imprinting import ImprintedNetwork, imprint
 from normkit.lab.results import Epoch, TaskMetric
 from normkit.lab.tasks.base import Evaluation, Values
 from normkit.lab.tasks.classification import Classification
@@ -29,6 +29,7 @@ from normkit.lab.tasks.drawing import beside, pixels
 from normkit.lab.tasks.sets import is_own
 
 PICTURES = 2
+FIRST_SCALE = 10.0  # of the cosines; learned
 SURE = 1.96  # standard errors of an interval of 95 %
 
 
@@ -205,3 +206,45 @@ def labels_of(loader: Any, name: str) -> Tensor:
     if not isinstance(labels, Tensor):
         raise OptionError(f"{name} does not tell its labels apart from its images: no episodes.")
     return labels.cpu()
+
+
+# ------------------------------------------------------------------ the network
+
+
+class ImprintedNetwork(nn.Module):
+    """A network whose last linear layer compares directions (Qi, Brown & Lowe 2018).
+
+    A class is a direction of the features; that of a new class is the mean of its examples'.
+    """
+
+    def __init__(self, network: nn.Module, classes: int) -> None:
+        super().__init__()
+        linear = [(path, m) for path, m in network.named_modules() if isinstance(m, nn.Linear)]
+        if not linear or linear[-1][1].out_features != classes:
+            raise OptionError(
+                f"{type(network).__name__} does not end with a linear layer for {classes} classes: "
+                "the classes of few-shot learning are directions of what goes into it."
+            )
+        path, last = linear[-1]
+        network.set_submodule(path, nn.Identity())
+        self.network = network
+        self.weight = nn.Parameter(torch.empty(classes, last.in_features))
+        nn.init.kaiming_uniform_(self.weight, a=5**0.5)  # as torch starts a linear layer
+        self.scale = nn.Parameter(torch.tensor(FIRST_SCALE))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Directions (N, D)."""
+        return F.normalize(self.network(x), dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cosines: Tensor = self.features(x) @ F.normalize(self.weight, dim=1).T
+        return self.scale * cosines
+
+
+def imprint(examples: Tensor) -> Tensor:
+    """Directions (ways, D) of new classes, from those of their examples (ways, shots, D).
+
+    >>> imprint(torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]))
+    tensor([[0.7071, 0.7071]])
+    """
+    return F.normalize(examples.mean(1), dim=1)

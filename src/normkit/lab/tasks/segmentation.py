@@ -14,8 +14,10 @@ from normkit.core.optional_dependencies import require
 from normkit.errors import OptionError
 from normkit.lab.data import Sets
 from normkit.lab.data.map_files import VOID
-from normkit.lab.data.maps import check_has_maps, check_maps, load_maps, map_listing
+from normkit.lab.data.maps import check_maps, load_maps, map_listing
+from normkit.lab.data.pairs import check_pairs
 from normkit.lab.experiment.records import Setting
+from normkit.lab.formats import wide
 from normkit.lab.results import Epoch, TaskMetric
 from normkit.lab.tasks.base import Evaluation, Losses, Task, Values
 from normkit.lab.tasks.drawing import beside, coloured, pixels
@@ -47,7 +49,7 @@ class Segmentation(Task):
 
     def check(self, setting: Setting) -> None:
         if not is_own(setting.data.name):
-            check_has_maps(setting.data)
+            check_pairs(setting.data, "maps")
 
     def load(self, setting: Setting, device: torch.device | str) -> Sets:
         if is_own(setting.data.name):
@@ -152,8 +154,7 @@ class MapScore(Evaluation):
 
 def map_loss(logits: Tensor, maps: Tensor, smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy of the labelled pixels, in float32; 0 where there is none."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     summed = F.cross_entropy(
-        logits, maps, ignore_index=VOID, reduction="sum", label_smoothing=smoothing
+        wide(logits), maps, ignore_index=VOID, reduction="sum", label_smoothing=smoothing
     )
     return summed / (maps != VOID).sum().clamp(min=1)

@@ -29,40 +29,11 @@ def data_sets(setting: Setting, device: torch.device | str = "cpu") -> Sets:
     return data.load(setting.data, device)
 
 
-def training_samples(setting: Setting) -> int:
-    """How many samples a run trains on; read only where that cannot be told otherwise."""
-    if is_own(setting.data.name):
-        return len(_loaded(setting).train)
-    return data.training_samples(setting.data)
-
-
-def classes_and_shape(setting: Setting) -> tuple[int, tuple[int, ...]]:
-    """The number of classes and the shape of an image; read only where it has to be."""
-    if is_own(setting.data.name):
-        sets = _loaded(setting)
-        return sets.classes, sets.shape
-    return data.classes_and_shape(setting.data)
-
-
-def batch_size(setting: Setting) -> int | None:
-    """Of data that comes in batches of its own; None: train.batch says it."""
-    if not is_own(setting.data.name):
-        return None
-    return getattr(_loaded(setting).train, "batch_size", None)
-
-
-def locate(setting: Setting) -> None:
-    """An error if the data cannot be had."""
-    if is_own(setting.data.name):
-        _loaded(setting)
-    else:
-        data.locate(setting.data)
-
-
 _kept: dict[str, Sets] = {}  # the last one: what is asked about a set comes together
 
 
-def _loaded(setting: Setting) -> Sets:
+def own_loaded(setting: Setting) -> Sets:
+    """The sets of the author's own function, to be asked about."""
     key = sets_key(setting)
     if key not in _kept:
         sets = data_sets(setting)

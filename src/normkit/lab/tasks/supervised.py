@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from normkit.errors import OptionError, ShapeError
 from normkit.inspection.batches import read_batch, samples_in
 from normkit.lab.experiment.records import Setting
+from normkit.lab.formats import wide
 from normkit.lab.results import Epoch, TaskMetric
 from normkit.lab.tasks.base import Evaluation, Losses, Task, Values
 
@@ -88,7 +89,7 @@ def fitted(output: Any, target: Any) -> Any:
     """
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return output
-    output = output.to(torch.promote_types(output.dtype, torch.float32))
+    output = wide(output)
     if not isinstance(target, Tensor) or not target.is_floating_point():
         return output
     if output.numel() == target.numel():

@@ -17,10 +17,10 @@ from normkit import param_groups
 from normkit.errors import OptionError, nearest
 from normkit.lab.experiment import Train
 from normkit.lab.experiment.rules import CHOICES, NATIVE_OPTIMIZERS
-from normkit.lab.own_code import error_place, find
+from normkit.lab.own_code import find, own_error_words
 from normkit.lab.train.schedule import rate
 from normkit.layers.base import Normalizer
-from normkit.models import first_line, require
+from normkit.models import require
 
 OF_TIMM = {"lars": "timm.optim:Lars", "lamb": "timm.optim:Lamb"}
 
@@ -53,7 +53,6 @@ def groups_of(
     return [
         {"params": members, "lr": lr, "weight_decay": decay}
         for (lr, decay), members in alike.items()
-        if members
     ]
 
 
@@ -121,8 +120,7 @@ def _other_optimizer(
         optimizer = kind(groups, lr=train.lr, **train.optimizer_options)
     except (Exception, SystemExit) as error:
         raise OptionError(
-            f"train.optimizer: {name} could not be made: {type(error).__name__}: "
-            f"{first_line(error)}{error_place(error)}."
+            f"train.optimizer: {name} could not be made: {own_error_words(error)}."
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"train.optimizer: {name} made a {type(optimizer).__name__}.")
@@ -133,11 +131,6 @@ def _other_optimizer(
             "training does not."
         )
     return optimizer
-
-
-def is_native(train: Train) -> bool:
-    """Whether steps of the optimizer are the lab's own, which can be recorded."""
-    return train.optimizer in NATIVE_OPTIMIZERS
 
 
 def _first_state(parameter: Tensor, train: Train) -> dict[str, Tensor]:
@@ -171,7 +164,7 @@ class Rates:
         in_tensors: bool = True,
     ) -> None:
         self.train, self.steps, self.folder = train, steps, folder
-        self.in_tensors = in_tensors and is_native(train)
+        self.in_tensors = in_tensors and train.optimizer in NATIVE_OPTIMIZERS
         self.groups = optimizer.param_groups
         self.bases = [float(group["lr"]) for group in optimizer.param_groups]
         self.tensors: list[Tensor] = []

@@ -26,13 +26,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from normkit.errors import NormkitError, OptionError
 from normkit.lab.data.sampling import stream
 from normkit.lab.experiment import Run
 from normkit.lab.results import Result
 from normkit.lab.tasks import load_sets
-from normkit.lab.train.checkpoint import EVERY, Checkpointer, StaleCheckpoint, read, write
+from normkit.lab.train.checkpoint import (
+    EVERY,
+    Checkpointer,
+    StaleCheckpoint,
+    check_state,
+    read,
+    write,
+)
 from normkit.lab.train.device import Randomness
 from normkit.lab.train.share import BatchShare
 from normkit.lab.train.training import Training
@@ -99,12 +108,13 @@ def companion() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
     try:
-        with group(folder, rank, run.setting.train.gpus):
-            checkpoint = _told_path()
-            with _training(run, rank, device, None, checkpoint) as training:
-                while training.step():
-                    if _obeyed(training, None, None):
-                        break
+        with (
+            group(folder, rank, run.setting.train.gpus),
+            _training(run, rank, device, None, None) as training,
+        ):
+            while training.step():
+                if _obeyed(training, None, None):
+                    break
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"
         with suppress(OSError):
@@ -130,13 +140,16 @@ def group(folder: Path, rank: int, count: int) -> Iterator[None]:
 def _training(
     run: Run, rank: int, device: str, sets: Any, checkpoint: Path | None
 ) -> Iterator[Training]:
-    """A training of the run that is where those of the other processes are."""
+    """A training of the run that is where those of the other processes are.
+
+    The first process says which checkpoint it goes on from.
+    """
     from normkit.lab.train.loop import process_settings
 
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    if rank == 0:
-        dist.broadcast_object_list([checkpoint])
+    told: list[Path | None] = [checkpoint]
+    dist.broadcast_object_list(told)
     with process_settings():
         share = BatchShare(run.setting.train, rank)
         loaded = load_sets(run.setting, device) if sets is None else sets
@@ -147,19 +160,12 @@ def _training(
             if rank:  # dropout draws other numbers for other samples
                 seed = stream("process", run.torch_seed(), rank)
                 training.run_device.random = Randomness(seed, training.device)
-            _resume(training, rank, checkpoint)
+            _resume(training, rank, told[0])
             with share.sharing_statistics(training.trainer.model):
                 yield training
         finally:
             if hasattr(loaded.train, "only"):
                 loaded.train.only = None
-
-
-def _told_path() -> Path | None:
-    given: list[Any] = [None]
-    dist.broadcast_object_list(given)
-    path: Path | None = given[0]
-    return path
 
 
 def _resume(training: Training, rank: int, path: Path | None) -> None:
@@ -169,7 +175,7 @@ def _resume(training: Training, rank: int, path: Path | None) -> None:
     else:
         try:
             state, problem = read(path), ""
-            training.check_state(state)
+            check_state(training, state)
             if len(state.get("processes", ())) != dist.get_world_size():
                 raise StaleCheckpoint("The checkpoint was made with another number of processes.")
         except StaleCheckpoint as error:
@@ -197,20 +203,12 @@ def _obeyed(training: Training, order: int | None, checkpointer: Checkpointer | 
         "history": training.trainer.history.state_dict(),
     }
     collected: list[Any] | None = [None] * dist.get_world_size() if checkpointer else None
-    dist.gather_object(_on_cpu(own), collected)
+    dist.gather_object(tree_map_only(Tensor, Tensor.cpu, own), collected)
     if checkpointer is not None and checkpointer.path is not None:
         start = time.monotonic()
         write({**training.state_dict(), "processes": collected}, checkpointer.path)
         checkpointer.wrote(start)
     return order == STOP
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {name: _on_cpu(each) for name, each in value.items()}
-    return [_on_cpu(each) for each in value] if isinstance(value, list) else value
 
 
 def _devices(device: torch.device | str, count: int) -> list[str]:

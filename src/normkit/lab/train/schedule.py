@@ -12,8 +12,7 @@ import torch
 from normkit.errors import NormkitError, OptionError, nearest
 from normkit.lab.experiment import Train
 from normkit.lab.experiment.rules import CHOICES
-from normkit.lab.own_code import error_place, find
-from normkit.models import first_line
+from normkit.lab.own_code import find, own_error_words
 
 ONE_CYCLE = "torch.optim.lr_scheduler:OneCycleLR"
 
@@ -111,7 +110,6 @@ def _table(key: _Key) -> tuple[float, ...]:
         raise
     except (Exception, SystemExit) as error:
         raise OptionError(
-            f"train.schedule: {name} could not be used: {type(error).__name__}: "
-            f"{first_line(error)}{error_place(error)}."
+            f"train.schedule: {name} could not be used: {own_error_words(error)}."
         ) from error
     return tuple(rates)

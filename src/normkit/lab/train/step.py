@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit.core.messages import error_words
 from normkit.errors import NormkitError
 from normkit.lab.experiment import Train
 from normkit.lab.models.variant import learning_rate_followers
@@ -34,7 +35,6 @@ from normkit.lab.train.optimizer import (
     state_of,
 )
 from normkit.lab.train.share import BatchShare
-from normkit.models import first_line
 
 
 class Trainer:
@@ -290,9 +290,7 @@ def explained(task: Task, what: str) -> Iterator[None]:
         if not (place := error_place(error)):
             raise
         name = type(task).__name__
-        raise TaskError(
-            f"{name}.{what} failed{place}: {type(error).__name__}: {first_line(error)}."
-        ) from error
+        raise TaskError(f"{name}.{what} failed{place}: {error_words(error)}.") from error
 
 
 class Modes:

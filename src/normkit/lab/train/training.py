@@ -13,6 +13,7 @@ from torch import nn
 from normkit.inspection import undisturbed
 from normkit.lab.data.sampling import stream
 from normkit.lab.experiment import Run
+from normkit.lab.experiment.rules import NATIVE_OPTIMIZERS
 from normkit.lab.formats import ImageFormat
 from normkit.lab.models.variant import build_variant
 from normkit.lab.own_code import source_place
@@ -22,7 +23,7 @@ from normkit.lab.tasks.base import TaskError
 from normkit.lab.tasks.criteria import shown_loss
 from normkit.lab.tasks.drawing import encoded
 from normkit.lab.train.batches import EpochPlan
-from normkit.lab.train.checkpoint import check_state, load_state, state_of
+from normkit.lab.train.checkpoint import load_state, state_of
 from normkit.lab.train.cuda_graph import Capture, is_recorded
 from normkit.lab.train.device import Clock, RunDevice, environment
 from normkit.lab.train.evaluate import (
@@ -31,7 +32,6 @@ from normkit.lab.train.evaluate import (
     is_out_of_patience,
     selected,
 )
-from normkit.lab.train.optimizer import is_native
 from normkit.lab.train.share import BatchShare
 from normkit.lab.train.step import Trainer, explained
 from normkit.lab.train.watch import EpochMeasures
@@ -87,7 +87,7 @@ class Training:
         wanted, self.why_direct = is_recorded(self.device, sets.train, self.task)
         if share is not None:
             wanted, self.why_direct = False, "several processes agree on every step"
-        if wanted and not is_native(self.train):
+        if wanted and self.train.optimizer not in NATIVE_OPTIMIZERS:
             wanted, self.why_direct = False, f"{self.train.optimizer} is not the lab's optimizer"
         if isinstance(capture, str):
             capture = self.run_device.capture if wanted else None
@@ -191,10 +191,6 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on with the same numbers. Between two calls of ``step``."""
         return state_of(self)
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse a state of another run or machine."""
-        check_state(self, state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there. A state of another run or machine is refused."""
