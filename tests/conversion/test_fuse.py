@@ -426,3 +426,30 @@ def test_where_nothing_is_fused_a_warning_says_so(activation):
     with pytest.warns(UserWarning, match=r"fuse changed nothing. 1: .*plan_fuse"):
         nk.fuse(net, example=False)
     assert nk.plan_fuse(net).left.keys() == {"1"}
+
+
+class Doubled(nk.GN):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * super().forward(x)
+
+
+class ConvNormReLU(nn.Module):
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = parts
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(self.conv(x)))
+
+
+@pytest.mark.parametrize(("inside", "name"), [(nn.Sequential, "1"), (ConvNormReLU, "norm")])
+def test_a_norm_whose_class_has_a_forward_of_its_own_is_left_alone(inside: Any, name: str) -> None:
+    """fuse asked it for what it cannot do: an error without its path, and nothing else was fused."""
+    first = inside(nn.Conv2d(3, 8, 3), Doubled(8, groups=2), nn.ReLU())
+    model = nn.Sequential(first, nn.Conv2d(8, 8, 3), nk.GN(8, groups=2), nn.ReLU())
+    x = torch.randn(2, 3, 8, 8)
+    expected = model(x)
+    plan = nk.plan_fuse(model)
+    assert plan.fused == {"2": "relu"}
+    assert plan.left == {f"0.{name}": "Doubled has a forward of its own"}
+    torch.testing.assert_close(nk.fuse(model)(x), expected)

@@ -25,7 +25,14 @@ from normkit.conversion.certificate import (
 from normkit.conversion.edits import count_hooks
 from normkit.conversion.forward_probe import difference, full_precision, leaves, rounding
 from normkit.conversion.fuse.convolution import FoldedConv2d
-from normkit.conversion.fuse.graph import ACTIVATED, HOOKED, HOSTS, fused_forward, not_fused
+from normkit.conversion.fuse.graph import (
+    ACTIVATED,
+    HOOKED,
+    HOSTS,
+    fused_forward,
+    not_fused,
+    own_forward,
+)
 from normkit.conversion.fuse.saving import (
     IndexFreeMaxPool2d,
     SavesInputs,
@@ -203,6 +210,8 @@ def _fused_children(
             left[name] = not_fused(act)
         elif getattr(norm, "own", "none") != "none":
             left[name] = ACTIVATED
+        elif obstacle := own_forward(norm):
+            left[name] = obstacle
         elif count_hooks(norm) or count_hooks(act):
             left[name] = HOOKED
         else:

@@ -52,6 +52,16 @@ def fused_forward(module: nn.Module) -> Fusing:
     return fusing
 
 
+def own_forward(norm: nn.Module) -> str:
+    """Why a norm is asked to do nothing beside if its class has a forward of its own, or it has."""
+    if isinstance(norm, Normalizer):
+        if "forward" in vars(norm):
+            return f"the forward of this {type(norm).__name__} was replaced on the instance"
+        if type(norm).forward is not Normalizer.forward:
+            return f"{type(norm).__name__} has a forward of its own"
+    return ""
+
+
 def not_fused(follows: Any) -> str:
     """Why a norm does nothing beside, by the module that follows it, if any."""
     if isinstance(follows, nn.Module) and type(follows).__module__ == "torch.nn.modules.activation":
@@ -80,8 +90,8 @@ def _fuse_from(node: fx.Node, graph: fx.Graph, module: nn.Module, fusing: Fusing
     if norm is None:
         return
     name = str(node.target)
-    if count_hooks(norm):
-        fusing.left[name] = HOOKED
+    if obstacle := own_forward(norm) or (HOOKED if count_hooks(norm) else ""):
+        fusing.left[name] = obstacle
         return
     residual, end, act = None, node, "none"
     total = _only_user(node)
