@@ -444,7 +444,7 @@ class ConvNormReLU(nn.Module):
 
 @pytest.mark.parametrize(("inside", "name"), [(nn.Sequential, "1"), (ConvNormReLU, "norm")])
 def test_a_norm_whose_class_has_a_forward_of_its_own_is_left_alone(inside: Any, name: str) -> None:
-    """fuse asked it for what it cannot do: an error without its path, and nothing else was fused."""
+    """fuse asked it for what it cannot do: an error without a path, and nothing was fused."""
     first = inside(nn.Conv2d(3, 8, 3), Doubled(8, groups=2), nn.ReLU())
     model = nn.Sequential(first, nn.Conv2d(8, 8, 3), nk.GN(8, groups=2), nn.ReLU())
     x = torch.randn(2, 3, 8, 8)
