@@ -99,6 +99,15 @@ def test_gradients_of_parameters_are_left_alone_and_modes_come_back() -> None:
     assert int(model[1].num_batches_tracked) == 2 + 4 + 1
 
 
+def test_the_loss_of_test_images_is_the_one_that_is_trained() -> None:
+    task = attached(judge_steps=1)
+    task.criterion = lambda logits, labels: logits.sum() * 0 + 7.0
+    score = task.evaluation("test")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    score.add(model, next(load_sets(setting()).test.batches(8)))
+    assert score.values()["loss"] == 7.0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from normkit.errors import NormkitError
+from normkit.lab.data import folders
 from normkit.lab.data.own import _fingerprint, fingerprint
 from normkit.lab.experiment import Data, Experiment, Run, Setting
 from normkit.lab.experiment.checks import check_data
@@ -350,3 +351,14 @@ def test_a_path_may_be_relative(name: str, tmp_path: Path, monkeypatch: pytest.M
     near = dataclasses.replace(asked, data=dataclasses.replace(asked.data, path="set"))
     assert fingerprint(near.data) == fingerprint(asked.data)
     make_task(near).locate(near)
+
+
+def test_images_of_every_ending_are_found_in_domains(tmp_path: Path) -> None:
+    """Folders of classes had them all, domains only four: the others were left out silently."""
+    as_domains(tmp_path)
+    before = len(folders.domains_folder([tmp_path]).domains["day"].paths)
+    endings = (".bmp", ".TIF", ".tiff", ".webp", ".jpeg")
+    for ending in endings:
+        picture(tmp_path / "day" / "cup" / f"more{ending}", 8)
+    after = folders.domains_folder([tmp_path]).domains["day"].paths
+    assert len(after) == before + len(endings)

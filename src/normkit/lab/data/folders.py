@@ -12,8 +12,6 @@ from normkit.core.optional_dependencies import require
 from normkit.lab.data.records import CorruptData, DomainListing, Files, Listing, MissingData
 from normkit.lab.data.trees import IMAGE_ENDINGS, FileTree, tree_of
 
-IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
-
 
 def tree(files: Sequence[Path]) -> Listing:
     """Two folders, to train and to test on, with a folder of images for each class in them."""
@@ -64,7 +62,7 @@ def _tree(folder: Path, classes: list[str]) -> Files:
     if not images:
         raise MissingData(
             f"{folder} has no images. Expected {folder / classes[0] / 'NAME.jpg'} and the like "
-            f"({', '.join(sorted(IMAGES))})."
+            f"({', '.join(sorted(IMAGE_ENDINGS))})."
         )
     return _files(images)
 
@@ -74,7 +72,7 @@ def _images(folder: Path) -> list[str]:
         os.path.join(place, name)
         for place, _, names in os.walk(folder)
         for name in names
-        if os.path.splitext(name)[1].lower() in IMAGES
+        if name.lower().endswith(IMAGE_ENDINGS)
     )
 
 

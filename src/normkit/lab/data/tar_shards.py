@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from normkit.lab.data.classes import TEST_NAMES, LabelledImages, listing
-from normkit.lab.data.folders import IMAGES
 from normkit.lab.data.records import CorruptData, Listing, MissingData
+from normkit.lab.data.trees import IMAGE_ENDINGS
 from normkit.lab.experiment import Data
 
 EXPECTED = "Expected train-000.tar, … and test-000.tar, …, or folders train and test of them."
@@ -72,7 +72,7 @@ def _part(path: Path, files: list[Path], spec: Data) -> LabelledImages:
     for file in files:
         for key, entries in _samples(file).items():
             where = f"{file}: {key}"
-            pictures = [ending for ending in entries if f".{ending}" in IMAGES]
+            pictures = [ending for ending in entries if f".{ending}" in IMAGE_ENDINGS]
             if len(pictures) != 1:
                 what = ", ".join(entries)
                 raise CorruptData(f"{where} has {what}, expected one image and its label.")

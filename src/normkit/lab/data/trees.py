@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from normkit.lab.data.records import CorruptData, MissingData
 
-IMAGE_ENDINGS = (".webp", ".png", ".jpg", ".jpeg")
+IMAGE_ENDINGS = (".webp", ".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 
 
 class FileTree:

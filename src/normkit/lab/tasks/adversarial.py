@@ -122,7 +122,7 @@ class Adversarial(Classification):
 
     def evaluation(self, part: str) -> RobustScore:
         score = RobustScore(self.format.device, self.sets.classes, self.format.precision, part)
-        score.task = self
+        score.task, score.criterion = self, self.criterion
         return score
 
     def judged(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
