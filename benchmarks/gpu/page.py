@@ -66,14 +66,14 @@ memory is that of a step, with the network and its optimizer.
 MEMORY = """\
 ## Memory
 
-`nk.fuse(model, save="inputs")` keeps what goes into norms, and makes what comes out of them again
-in backward. Memory and speed in units of the network with torch's norms; speed also against the
-fused network that keeps both (ConvNeXt: the converted one). Last, how much larger a batch fits.
+`nk.fuse(model, save="inputs")` keeps the inputs of norms and recomputes their outputs in backward.
+Memory and speed in units of the network with torch's norms; speed also against the fused network
+that keeps both (ConvNeXt: the converted one). The last column says how much larger a batch fits.
 
-Where a step waits for the GPU this cannot be free. A profile of ResNet-50 at batch 256, bn: of the
-4.6 ms that it takes longer than the fused network's 37.1, 3.4 are maps that are computed again and
-0.8 the second max pooling. What is made again is 13 GB to read and write, 3.1 ms at the rate of a
-copy: 0.92 of the fused network's speed would be the best.
+Where a step is limited by the GPU this cannot be free. A profile of ResNet-50 at batch 256, bn: of
+the 4.6 ms that it adds to the fused network's 37.1, 3.4 are recomputed outputs and 0.8 the second
+max pooling. Recomputing reads and writes 13 GB, 3.1 ms at the rate of a copy: 0.92 of the fused
+network's speed would be the best.
 """
 COMPILED = """\
 ## Under torch.compile
@@ -83,11 +83,12 @@ ResNet-50, batch 256, as above, compiled; each network in a process of its own, 
 HOST = """\
 ## Host time
 
-A step of one layer, forward and backward, in a chain of 40 layers of 8×64×8×8, float32,
-channels_last, in µs: what the host pays, for the kernels are done before. Steps of dn, gw and ssn
-are not replayed, and in the ResNet-18 above, of 128 samples, those of gbgn, ghost_bn and rms took
-as long as if they were not. What is presumed: Inductor has other kernels for so many samples, and
-another launcher starts them. Those are recorded by now, too, but that was not measured yet.
+Host time of a step of one layer, forward and backward, in a chain of 40 layers of 8×64×8×8,
+float32, channels_last, in µs; the kernels themselves take less. In this run steps of dn, gw and ssn
+were not replayed from C++, and the speed of gbgn, ghost_bn and rms in the ResNet-18 above, with 128
+samples, suggests that theirs were not either. Inductor starts its kernels for so many samples by
+Triton's launcher, and lets some of them fill and change a table in one kernel (ssn, shifted_bn).
+Both are recorded since; neither has been measured yet.
 """
 LAYERS = """\
 ## One layer
@@ -139,13 +140,13 @@ floor, eight passes over the input: bn, gn, bcn, rbn and sn {low:.2f} to {high:.
 nn.BatchNorm2d (cuDNN) {bn:.2f}, nn.GroupNorm {gn:.2f}.
 """
 README_SMALL = """\
-Small networks wait for the host: there a step is recorded once and then started from C++, where a
-compiler is found (`nk.build_extension()`). Eager images a second in units of nn.BatchNorm2d's,
-medians of pairs that are timed one beside the other, ± {half:.0f} % (95 %):
+Small networks are limited by the host: there a step is recorded once and then started from C++,
+where a compiler is found (`nk.build_extension()`). Eager images a second in units of
+nn.BatchNorm2d's, medians of pairs timed side by side, ± {half:.0f} % (95 %):
 """
 README_MEMORY = """\
-`nk.fuse(model, save="inputs")` makes what comes out of a norm again in backward from what went
-in, to the last bit, instead of keeping it. Peak memory in GiB, and what it brings:
+`nk.fuse(model, save="inputs")` keeps the inputs of norms only and recomputes their outputs in
+backward, exact to the last bit. Peak memory in GiB, and the effect:
 """
 
 Row = dict[str, Any]
