@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import shutil
 import threading
 import time
+import weakref
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import normkit as nk
+from normkit.engine import remaking
 from normkit.engine.replay import build
 from normkit.engine.replay.record import PLANS
 
@@ -213,6 +217,67 @@ def test_forwards_that_no_plan_serves_leave_those_of_others():
             layer(x_of())
     assert layer._replays is None
     assert "NormalizerStep" in node(layer(x_of()))
+
+
+KEPT = {"bn": torch.float32, "bnet": torch.float32} | dict.fromkeys(
+    ("rms", "ssn", "pn", "dyt"), torch.float64
+)
+
+
+def served(name):
+    """A layer, an input and a residual."""
+    nk.build_extension()
+    x, residual = torch.randn(2, 3, 64, 4, 4, dtype=KEPT[name])
+    return nk.make(name, 64, dtype=KEPT[name]), x.requires_grad_(), residual.requires_grad_()
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_data_set_between_a_forward_and_its_backward_is_not_read_as_what_was_there(name):
+    """Loops went through as many numbers as there had been, beyond the end of a smaller tensor."""
+    for which in ("parameters", "input", "residual"):
+        layer, x, residual = served(name)
+        layer(x, residual, "relu").sum().backward()
+        y = layer(x, residual, "relu")
+        assert "NormalizerStep" in node(y)
+        given = {"parameters": list(layer.parameters()), "input": [x], "residual": [residual]}
+        if name == "bnet" and which == "residual":
+            continue  # its backward has the output in place of it
+        for tensor in given[which]:
+            tensor.data = torch.ones(1, dtype=tensor.dtype)
+        with pytest.raises(RuntimeError, match="after the backward"):
+            y.sum().backward()
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_data_of_another_type_or_with_gaps_between_a_forward_and_its_backward(name):
+    """The same numbers, where autograd takes what is there now, as it does with torch's layers."""
+    layer, x, residual = served(name)
+    other = torch.float32 if KEPT[name] == torch.float64 else torch.float64
+    layer(x, residual, "relu").square().sum().backward()
+    wanted = [p.grad for p in layer.parameters()]
+    for change in (lambda t: t.to(other), lambda t: torch.stack([t, t + 1], -1)[..., 0]):
+        layer.zero_grad()
+        y = layer(x, residual, "relu")
+        kept = [p.data for p in layer.parameters()]
+        for parameter in layer.parameters():
+            parameter.data = change(parameter.data)
+        y.square().sum().backward()
+        for parameter, data, grad in zip(layer.parameters(), kept, wanted, strict=True):
+            torch.testing.assert_close(parameter.grad.double(), grad.double(), rtol=1e-5, atol=1e-5)
+            parameter.grad, parameter.data = None, data
+
+
+def test_an_output_that_is_made_again_lets_go_of_parameters():
+    """A dynamic tanh with three of them wrote one behind the end of its list of tensors."""
+    layer, conv = nk.make("dyt", 16), nn.Conv2d(16, 2, 1)
+    x = x_of().requires_grad_()
+    with remaking.Remaking():
+        loss = conv(layer(x, None, "relu")).sum()
+    loss.backward()
+    alive = [weakref.ref(p) for p in layer.parameters()]
+    del loss, layer
+    gc.collect()
+    assert [each() for each in alive] == [None] * 3
 
 
 def test_autograd_knows_that_statistics_have_changed():

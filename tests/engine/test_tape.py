@@ -138,6 +138,53 @@ def test_operations_are_torchs(name):
             torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
+def small(table):
+    return 0.3 + 0 * table.float()
+
+
+# where torch and a loop that is written without thinking of it do not agree
+RARE = {
+    "of no axes": lambda a, b, i: (a > 0).any(()).double() + (b > 0).all(()) + a.any(()),
+    "lerp of what is far apart": lambda a, b, i: torch.lerp(1e30 * a, b, 1.0) + a.lerp(b, 0.75),
+    "lerp of what is infinite": lambda a, b, i: torch.lerp(a, b / 0, 0.75).isnan().double(),
+    "filled": lambda a, b, i: (i * 0).fill_(b.data.amax() + 1.5) + (a > 0).fill_(b.data[0]),
+    "from the end": lambda a, b, i: a[:, i[2] - 4] + b[i[3] - 8],
+    "numbers as floats": lambda a, b, i: (
+        a * (small(a) > 0.3) + b * (small(b) == 0.3) + torch.where(small(b) <= 0.3, a, b)
+    ),
+    "numbers as bfloat16": lambda a, b, i: a * (small(a).bfloat16() < 0.3),
+    "into what is given": lambda a, b, i: torch.add(a.data, b.data, out=torch.empty_like(a)),
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_rare_operations_are_torchs(name, monkeypatch):
+    monkeypatch.setitem(OPERATIONS, name, RARE[name])
+    test_operations_are_torchs(name)
+
+
+def test_a_float_that_is_compared_with_a_number():
+    """A parameter of 0.3 was more than 0.3 on a tape, where both are doubles, but not in torch."""
+    numbers = torch.tensor([0.1, 0.3, 0.7, 0.9])
+    for number in numbers.tolist():
+        number = round(number, 1)
+
+        def compared(table, number=number):
+            flags = table < number, table <= number, table == number, table > number
+            return [torch.stack(flags).double()]
+
+        (found,) = by_tape(compared, numbers)
+        torch.testing.assert_close(found, compared(numbers)[0])
+
+
+def test_a_tensor_from_elsewhere_is_not_changed_on_a_tape():
+    """What was written to it was lost, for a tape has no place for it."""
+    other = torch.ones(8, dtype=torch.float64)
+    for change in (other.zero_, lambda: other.copy_(torch.zeros(8)), lambda: other.fill_(3)):
+        with pytest.raises(Untraceable, match="neither parameter nor statistic"):
+            by_tape(lambda a, b, i, change=change: [a + change()], *drawn())
+
+
 class Cosine(Normalizer):
     """A layer of somebody else, with an operation that torch takes apart."""
 
@@ -170,16 +217,52 @@ LOOKS = {
     "dlpack": lambda table: torch.from_dlpack(table.detach()) is None,
     "integers": lambda table: torch.div(table.argsort(1), 2, rounding_mode="trunc") is None,
     "rounded": lambda table: table.half() is None,
+    "new": lambda table: table.new_tensor([table[0, 0], table[0, 1]]).sum() is None,
+    "each by python": lambda table: table.detach().clone().apply_(lambda value: 1.0) is None,
+    "parts by values": lambda table: table.tensor_split(torch.tensor([1])) is None,
+    "bits": lambda table: table.view(torch.int32).sum() is None,
+    "negative": lambda table: (torch._neg_view(table) + 1) is None,
+    "complex": lambda table: torch.view_as_complex(table.view(-1, 2)).abs() is None,
+    "bytes": lambda table: (table > 0).byte() - 2 is None,
+    "powers of integers": lambda table: 2 ** table.long() is None,
+    "sums of integers": lambda table: table.sum(1, dtype=torch.long) is None,
+    "sums of flags": lambda table: (table > 0).sum(1, dtype=torch.bool) is None,
     "gradient": lambda table: table.requires_grad and False,
     "drawn": lambda table: random.random() < 0,
     "drawn by numpy": lambda table: np.random.rand() < 0,
 }
 REASONS = {
     **dict.fromkeys(("numpy", "list", "list of tables", "printed", "dlpack"), "looks at a value"),
-    "rounded": "no loop rounds to torch.float16",
+    **dict.fromkeys(("new", "each by python", "parts by values"), "looks at a value"),
+    **dict.fromkeys(("bits", "negative"), "takes the bits of a table for other numbers"),
+    "complex": "takes the bits of a table for other numbers",
+    "rounded": "no loop computes in torch.float16",
+    "bytes": "no loop computes in torch.uint8",
     "gradient": "asks what gets a gradient",
     **dict.fromkeys(("drawn", "drawn by numpy"), "draws random numbers"),
 }
+
+
+@pytest.mark.parametrize("of", ["moments", "parameters"])
+def test_numbers_of_python_that_were_a_tables(of):
+    """The oldest constructor of tensors reads those in a list past all that listens: the numbers of
+    the first batch would have stayed."""
+
+    class Told(Normalizer):
+        card = nk.RMS.card
+
+        def coefficients(self, moments):
+            table = moments.var[0] if of == "moments" else self.weight.detach()
+            return Coefficients(torch.Tensor([table[0], table[1]]).mean() * (1 + 0 * moments.mean))
+
+    nk.build_extension()
+    layer, x = Told(8), torch.randn(3, 8, 4, 4)
+    layer(x)
+    x, layer.weight.data = 3 * x, torch.arange(8.0)
+    with nk.use_backend("torch"):
+        expected = layer(x)
+    torch.testing.assert_close(layer(x), expected)
+    assert "looks at a value" in nk.why(layer, x)
 
 
 class Counting(BatchNormalizer):

@@ -23,7 +23,8 @@ EMPTY = {aten.empty.memory_format} | {
     getattr(aten, name).default
     for name in ("empty_like", "new_empty", "empty_strided", "new_empty_strided")
 }
-LITERALS = {aten.lift_fresh.default, aten.lift_fresh_copy.default} | {  # no table's values decide
+FROM_PYTHON = {aten.lift_fresh.default, aten.lift_fresh_copy.default}  # its numbers
+LITERALS = FROM_PYTHON | {  # no table's values decide
     getattr(aten, name).default
     for kind in ("zeros", "ones", "full")
     for name in (f"{kind}_like", f"new_{kind}")
@@ -40,6 +41,8 @@ NAMES = {  # where the instruction has another one
     **{f"{kind}_{name}": name for kind in ("bitwise", "logical") for name in ("and", "or")},
     **{f"__{name}__": name for name in ("and", "or")},
 }
+COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
+ROUNDINGS = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 ON_FLAGS = ("__and__", "__or__", "bitwise_and", "bitwise_or", "bitwise_not")
 
 
@@ -69,9 +72,24 @@ def elementwise(name: str, count: int) -> Handler:
             raise Untraceable(f"no loop does {func.name()} of bits")
         if name == "div" and not result.is_floating_point():
             raise Untraceable("no loop does div of integers")
+        if name in COMPARISONS:
+            args = _as_compared(recorder, *args)
         return recorder.write(NAMES.get(name, name), result, *args)
 
     return handler
+
+
+def _as_compared(recorder: Any, *values: Any) -> tuple[Any, ...]:
+    """In the type in which torch compares: 0.3 is less than the float that is next to it."""
+    kind = torch.result_type(*values)
+    if kind not in ROUNDINGS:
+        return values
+    return tuple(
+        recorder.write(ROUNDINGS[kind], torch.empty_like(v, dtype=kind), v)
+        if isinstance(v, Tensor)
+        else torch.tensor(v, dtype=kind).item()
+        for v in values
+    )
 
 
 for _count, _names in ELEMENTWISE.items():
@@ -88,8 +106,8 @@ def _bitwise_not(recorder: Any, func: Any, flags: Tensor) -> Tensor:
 
 @handles(*forms("add"), *forms("sub"))
 def _add(recorder: Any, func: Any, a: Any, b: Any, *, alpha: float = 1) -> Tensor:
-    adds = func.name().startswith("aten::add")
-    result: Tensor = func(a, b, alpha=alpha)
+    adds = func.name().split("::")[1].startswith("add")
+    result: Tensor = func(a, b) if alpha == 1 else func(a, b, alpha=alpha)
     if alpha != 1:
         return recorder.write("addcmul", result, a, b, alpha if adds else -alpha)
     if result.dtype == torch.bool:
@@ -116,6 +134,8 @@ def _pow(recorder: Any, func: Any, a: Any, b: Any) -> Tensor:
     result: Tensor = func(a, b)
     quick = {1: "copy", 2: "mul", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
     name = quick.get(b, "pow") if not isinstance(b, Tensor) else "pow"
+    if name == "pow" and not result.is_floating_point():
+        raise Untraceable("no loop does pow of integers")
     given = {"pow": (a, b), "mul": (a, a)}.get(name, (a,))
     return recorder.write(name, result, *given)
 
@@ -133,7 +153,8 @@ def _clamp(recorder: Any, func: Any, a: Tensor, *bounds: Any, **named: Any) -> T
     return result
 
 
-@handles(aten.clone.default, aten._to_copy.default, aten.copy_.default, aten.fill_.Scalar)
+@handles(aten.clone.default, aten._to_copy.default, aten.copy_.default)
+@handles(aten.fill_.Scalar, aten.fill_.Tensor)
 def _copy(recorder: Any, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Of integers, flags and doubles into each other; a float has its own rounding, and range."""
     result: Tensor = func(*args, **kwargs)
@@ -141,8 +162,6 @@ def _copy(recorder: Any, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     kind = value.dtype if isinstance(value, Tensor) else torch.float64
     if result.dtype == torch.bool and kind != torch.bool:
         return recorder.write("ne", result, value, 0.0)
-    if result.dtype == torch.float16:
-        raise Untraceable(f"no loop rounds to {result.dtype}")
     name = "copy"
     if kind.is_floating_point and not result.is_floating_point():
         name = "whole"
@@ -156,11 +175,6 @@ def _copy(recorder: Any, func: Any, *args: Any, **kwargs: Any) -> Tensor:
 @handles(aten.zero_.default)
 def _zero(recorder: Any, func: Any, table: Tensor) -> Tensor:
     return recorder.write("copy", func(table), 0.0)
-
-
-@handles(aten.fill_.Tensor)
-def _fill(recorder: Any, func: Any, table: Tensor, value: Tensor) -> Tensor:
-    return recorder.write("copy", func(table, value), value)
 
 
 # ---------------------------------------------------------------- over axes
@@ -177,12 +191,21 @@ def _over(
     recorder.reduce(name, result, table, given)
 
 
+def _same_kind(func: Any, result: Tensor, table: Tensor) -> None:
+    """Torch adds up what it has rounded to the type that was asked for."""
+    if not result.is_floating_point() and (
+        table.is_floating_point() or result.dtype == torch.bool
+    ):
+        raise Untraceable(f"no loop does {func.name()} of {table.dtype} in {result.dtype}")
+
+
 @handles(aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
 def _sum(
     recorder: Any, func: Any, table: Tensor, axes: Axes = None, *args: Any, **kw: Any
 ) -> Tensor:
     given = () if func in (aten.sum.default, aten.mean.default) else (axes,)
     result: Tensor = func(table, *given, *args, **kw)
+    _same_kind(func, result, table)
     _over(recorder, "sum", 0.0, result, table, axes)
     if func in (aten.mean.default, aten.mean.dim):
         recorder.write("div", result, result, table.numel() / max(result.numel(), 1))
@@ -196,6 +219,8 @@ def _extreme(recorder: Any, func: Any, table: Tensor, axes: Axes = None, *args: 
     result: Tensor = func(table, *given, *args)
     name = func.name().removeprefix("aten::").split(".")[0]
     if name in ("all", "any"):
+        if axes is not None and not isinstance(axes, int) and not axes:  # of each by itself
+            return recorder.write("ne", result, table, 0.0)
         if table.dtype != torch.bool:
             with recorder:
                 table = table != 0
@@ -231,6 +256,7 @@ def _flip(recorder: Any, func: Any, table: Tensor, axes: Sequence[int]) -> Tenso
 @handles(aten.cumsum.default)
 def _cumsum(recorder: Any, func: Any, table: Tensor, axis: int, **kwargs: Any) -> Tensor:
     result: Tensor = func(table, axis, **kwargs)
+    _same_kind(func, result, table)
     recorder.along("cumsum", axis, table.shape, result, table)
     return result
 
@@ -296,11 +322,17 @@ def _index_add(
     return table.scatter_add(axis, _spread_index(source, axis, index), alpha * source)
 
 
+def _from_start(index: Tensor, size: int) -> Tensor:
+    """Places that were counted from the end if they were less than 0."""
+    return torch.where(index < 0, index + size, index)
+
+
 def _index(table: Tensor, places: Sequence[Tensor | None]) -> Tensor:
     chosen = [(d, p) for d, p in enumerate(places) if p is not None]
     if len(chosen) != 1 or chosen[0][1].dim() != 1 or chosen[0][1].dtype != torch.int64:
         raise Untraceable("no loop does such an index")
-    return table.index_select(*chosen[0])
+    axis, index = chosen[0]
+    return table.index_select(axis, _from_start(index, table.shape[axis]))
 
 
 def _index_put(
@@ -311,7 +343,7 @@ def _index_put(
         raise Untraceable("no loop does such an index")
     (axis, index), size = chosen[0], list(table.shape)
     size[axis] = index.numel()
-    return table.index_add(axis, index, values.expand(size))
+    return table.index_add(axis, _from_start(index, table.shape[axis]), values.expand(size))
 
 
 def _highest(table: Tensor, axis: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:

@@ -258,13 +258,15 @@ template <class T, bool LAST> struct Patches {
   using One = Patch<T, LAST, 1>;
   int64_t C, stride, size, row, rows, pixels, of_row, count;
   explicit Patches(const Shape& s)
-      : C(s.C), stride(s.L), size(s.rows * s.C * s.L), row(LAST ? s.rows * s.L : s.L), rows(LAST ? 1 : s.rows),
+      : C(s.C), stride(s.L), size(s.rows * s.C * s.L), row(LAST ? s.rows * s.L : s.L),
+        rows(LAST ? 1 : s.rows),
         pixels(One::PIXELS * (LAST || C <= NARROW ? SIDE : 1)), of_row((row + pixels - 1) / pixels),
         count(rows * of_row) {}
   template <class F> void each(int64_t begin, int64_t end, const F& body) const {
     for (int64_t k = begin; k < end; ++k) {
       const int64_t at = k / of_row, from = k % of_row * pixels;
-      const int64_t left = std::min(pixels, row - from), start = at * C * row + (LAST ? C : 1) * from;
+      const int64_t left = std::min(pixels, row - from);
+      const int64_t start = at * C * row + (LAST ? C : 1) * from;
       if (left > (SIDE - 1) * One::PIXELS) {
         body(Patch<T, LAST, SIDE>{C, stride, start, size, at * row + from, left});
         continue;

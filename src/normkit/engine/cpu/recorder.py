@@ -17,9 +17,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normkit.engine.coefficients import Untraceable
-from normkit.engine.cpu.operations import APART, EMPTY, HANDLERS, LITERALS
+from normkit.engine.cpu.operations import APART, EMPTY, FROM_PYTHON, HANDLERS, LITERALS
 
 CONSTANT = -2  # in place of a tensor of the call
+KNOWN_TYPES = {  # which doubles stand for: other integers wrap around
+    *(torch.float64, torch.float32, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.bool),
+}
 
 
 class Region(NamedTuple):
@@ -48,6 +52,7 @@ class Unread(TorchFunctionMode):
 
     LOOKS = frozenset(
         {"tolist", "numpy", "__array__", "data_ptr", "__repr__", "__format__", "__dlpack__"}
+        | {"apply_", "map_", "map2_", "new", "new_tensor", "tensor_split"}
     )
     OF_VALUES = (torch.tensor, torch.as_tensor, torch.asarray)  # of lists of tables, for example
 
@@ -77,8 +82,10 @@ class Recorder(TorchDispatchMode):
         self.regions: list[Region | None] = []  # of storages; None: scratch
         self.loads: list[tuple[int, int]] = []  # storages and tensors of the call that they copy
         self.outputs: set[int] = set()  # storages that are wanted in the end
+        self.told_numbers = False  # by Python, which may have found them in a table
         self._stores: list[tuple[int, int]] = []
         self._numbers: dict[int, int] = {}  # of storages, by address
+        self._types: dict[int, torch.dtype] = {}  # of storages
         self._alive: list[Tensor] = []  # so that no address is given out twice
         self._written: set[int] = set()
 
@@ -188,14 +195,18 @@ class Recorder(TorchDispatchMode):
         storage = self._numbers.get(_address(tensor))
         if storage is None:
             if not new and tensor.numel():
-                raise Untraceable("it reads a tensor that is neither parameter nor statistic")
+                raise Untraceable("it takes a tensor that is neither parameter nor statistic")
             storage = self._new(tensor)
+        if tensor.dtype != self._types[storage] or tensor.is_neg():
+            raise Untraceable("it takes the bits of a table for other numbers")
         return storage
 
     def _new(self, tensor: Tensor) -> int:
+        if tensor.dtype not in KNOWN_TYPES:
+            raise Untraceable(f"no loop computes in {tensor.dtype}")
         self._alive.append(tensor)
         storage = self._fresh(tensor.untyped_storage().nbytes() // tensor.element_size())
-        self._numbers[_address(tensor)] = storage
+        self._numbers[_address(tensor)], self._types[storage] = storage, tensor.dtype
         return storage
 
     def _fresh(self, size: int, region: Region | None = None) -> int:
@@ -218,12 +229,15 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
             if func in HANDLERS:
+                for table in _written_to(func, args):
+                    self._own(table)
                 return HANDLERS[func](self, func, *args, **kwargs)
             if func in EMPTY:
                 result = func(*args, **kwargs)
                 self._new(result)
                 return result
             if func in LITERALS or (not types and _is_certain(func, args, kwargs)):
+                self.told_numbers |= func in FROM_PYTHON
                 return self._literal(func(*args, **kwargs))
             if func.is_view or func is torch.ops.aten._unsafe_view.default:
                 return func(*args, **kwargs)
@@ -259,6 +273,14 @@ def _dense(size: Sequence[int]) -> tuple[int, ...]:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _written_to(func: Any, args: Sequence[Any]) -> list[Any]:
+    """Tables that an operation changes."""
+    if not func._schema.is_mutable:
+        return []
+    own = zip(func._schema.arguments, args, strict=False)
+    return [given for a, given in own if a.alias_info is not None and a.alias_info.is_write]
 
 
 def _is_certain(func: Any, args: Any, kwargs: Any) -> bool:

@@ -25,7 +25,8 @@ inline Floats tanh_of(Floats x) {
       x + x * square *
               (-0.3333328366f +
                square * (0.1333149076f +
-                         square * (-0.0537434965f + square * (0.0206505861f - square * 0.0057170447f))));
+                         square * (-0.0537434965f +
+                                   square * (0.0206505861f - square * 0.0057170447f))));
   Floats twice = x < 0 ? -2 * x : 2 * x;
   twice = twice > 20 ? Lanes<float>::all(20) : twice;
   const float shift = 12582912;  // adding 3·2²² leaves no binary places

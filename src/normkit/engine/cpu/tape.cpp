@@ -239,7 +239,7 @@ void apply(Operation operation, const Instruction& i) {
     TWO(OR, a != 0 || b != 0)
     THREE(WHERE, a != 0 ? b : c)
     THREE(ADDCMUL, a + b * c)
-    THREE(LERP, a + c * (b - a))
+    THREE(LERP, std::fabs(c) < 0.5 ? a + c * (b - a) : b - (b - a) * (1 - c))
     default: return;
   }
 }

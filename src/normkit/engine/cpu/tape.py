@@ -172,8 +172,13 @@ def _recorded(layer: Any, layout: Layout, state: LayerState) -> TapePlan:
             for name, t in zip(functions.buffers, stand_ins[own:], strict=True)
             if t.dtype in TYPES
         }
-        forward, changed = _forward(functions, stand_ins, buffers, layout.count)
-        backward = _backward(functions, stand_ins[:own], stand_ins[own:], layout.count)
+        forward, changed, backward, told = _programs(functions, stand_ins, buffers, layout.count)
+        if told:
+            others = [1.25 * t + 0.125 if t.is_floating_point() else t.clone() for t in tensors]
+            other = {n: others[own + functions.buffers.index(n)] for n in buffers}
+            again = _programs(functions, others, other, layout.count, 1.375)
+            if repr(again[:3]) != repr((forward, changed, backward)):
+                raise Untraceable("it looks at a value")
     functions.let_go()  # layers of one kind share a plan
     if 3 + 2 * own + len(buffers) > MOST_TENSORS:
         raise Untraceable(f"it has {own} parameters and {len(buffers)} statistics")
@@ -181,11 +186,32 @@ def _recorded(layer: Any, layout: Layout, state: LayerState) -> TapePlan:
     return TapePlan(functions, list(buffers), types, forward, changed, backward)
 
 
+def _programs(
+    functions: TableFunctions,
+    stand_ins: Sequence[Tensor],
+    buffers: dict[str, Tensor],
+    count: Any,
+    value: float = 1.0,
+) -> tuple[list[float], list[str], list[float], bool]:
+    """Forward, which buffers it changes, backward, and whether Python told a number: that would be
+    another one for other stand-ins, and another ``value`` in the tables that come from a batch, if
+    it was found in them."""
+    own, both = len(functions.parameters), (Recorder(), Recorder())
+    forward, changed = _forward(both[0], functions, stand_ins, buffers, count, value)
+    backward = _backward(both[1], functions, stand_ins[:own], stand_ins[own:], count, value)
+    return forward, changed, backward, any(recorder.told_numbers for recorder in both)
+
+
 def _forward(
-    functions: TableFunctions, stand_ins: Sequence[Tensor], buffers: dict[str, Tensor], count: Any
+    recorder: Recorder,
+    functions: TableFunctions,
+    stand_ins: Sequence[Tensor],
+    buffers: dict[str, Tensor],
+    count: Any,
+    value: float,
 ) -> tuple[list[float], list[str]]:
-    recorder, own = Recorder(), stand_ins[: len(functions.parameters)]
-    moments = torch.ones(2 * functions.period, dtype=torch.float64)
+    own = stand_ins[: len(functions.parameters)]
+    moments = torch.full((2 * functions.period,), value, dtype=torch.float64)
     recorder.given(moments, 0)
     for base, tensor in enumerate((*own, *buffers.values()), 2):
         recorder.given(tensor, base)
@@ -198,11 +224,16 @@ def _forward(
 
 
 def _backward(
-    functions: TableFunctions, own: Sequence[Tensor], absent: Sequence[Tensor], count: Any
+    recorder: Recorder,
+    functions: TableFunctions,
+    own: Sequence[Tensor],
+    absent: Sequence[Tensor],
+    count: Any,
+    value: float,
 ) -> list[float]:
-    recorder, after = Recorder(), 2 + len(own)
+    after = 2 + len(own)
     sums, tables = (
-        torch.ones(size, dtype=torch.float64)
+        torch.full((size,), value, dtype=torch.float64)
         for size in (2 * functions.period, functions.begin + functions.kept())
     )
     for base, tensor in enumerate((sums, tables, *own)):

@@ -136,7 +136,8 @@ template <class A> struct Window {
 
   // body(place in the window, offset in memory, lanes, left, right) for each position; inline, so
   // that what it adds up stays in registers
-  template <class F> [[gnu::always_inline]] void each(const Piece& own, int64_t v, const F& body) const {
+  template <class F>
+  [[gnu::always_inline]] void each(const Piece& own, int64_t v, const F& body) const {
     const std::integral_constant<int64_t, L::width> whole;
     const int64_t W = maps.W, rows = own.rows;
     const Bit *l = left, *r = right;

@@ -91,6 +91,26 @@ struct Key {
   std::optional<at::ScalarType> residual;
 };
 
+// For kernels, which were compiled for such addresses; loops take any.
+bool aligned(const Tensor& t) {
+  return t.is_cpu() || (reinterpret_cast<uintptr_t>(t.data_ptr()) & 15) == 0;
+}
+
+// A tensor that was kept since a forward, as loops and kernels count on it: ``data = …`` may have
+// put other memory under it meanwhile, which is no new version. Without ``strides`` it has no gaps.
+Tensor as_it_was(const Tensor& t, at::Device device, at::ScalarType type, at::IntArrayRef sizes,
+                 const std::vector<int64_t>* strides = nullptr) {
+  const bool laid = strides ? t.strides() == at::IntArrayRef(*strides) : t.is_contiguous();
+  if (laid && t.sizes() == sizes && t.scalar_type() == type && t.device() == device && aligned(t))
+    return t;
+  TORCH_CHECK(t.sizes() == sizes && t.device() == device, "normkit: a tensor of size ", sizes,
+              " on ", device, " that a forward has kept has size ", t.sizes(), " on ", t.device(),
+              " now; try to set its data after the backward");
+  const auto like = at::TensorOptions().dtype(type).device(device);
+  Tensor made = strides ? at::empty_strided(sizes, *strides, like) : at::empty(sizes, like);
+  return made.copy_(t.detach());
+}
+
 struct Plan : torch::CustomClassHolder {
   Key key;
   std::vector<py::str> parameters, buffers;  // names
@@ -113,6 +133,13 @@ struct Plan : torch::CustomClassHolder {
   int serves = 0;                     // forwards with gradients; 1: also without; 2: those alone
   std::vector<int> writes;            // slots of buffers that loops change
 
+  Tensor like_x(const Tensor& kept, at::ScalarType type) const {
+    return as_it_was(kept, key.device, type, key.sizes, &key.strides);
+  }
+  Tensor parameter(const Tensor& kept, size_t i) const {
+    return as_it_was(kept, key.device, types[i], shapes[i]);
+  }
+
   ~Plan() override {
     py::gil_scoped_acquire lock;      // launches and ``again`` hold objects of Python
     again = py::object();
@@ -124,11 +151,6 @@ struct Plan : torch::CustomClassHolder {
     remake.reset();
   }
 };
-
-// For kernels, which were compiled for such addresses; loops take any.
-bool aligned(const Tensor& t) {
-  return t.is_cpu() || (reinterpret_cast<uintptr_t>(t.data_ptr()) & 15) == 0;
-}
 
 int8_t type_of(const Tensor& t) {
   switch (t.scalar_type()) {
@@ -244,9 +266,11 @@ struct Remake {
     const Key& key = plan->key;
     const int from = plan->remake ? 2 : plan->tables, to = plan->remake ? 3 : plan->y;
     std::vector<Tensor> slots(std::max(from, to) + 1);
-    slots[0] = x;
-    if (residual) slots[1] = *residual;
-    if (plan->loops) std::copy(parameters.begin(), parameters.end(), slots.begin() + 2);
+    slots[0] = plan->like_x(x, key.type);
+    if (residual) slots[1] = plan->like_x(*residual, *key.residual);
+    if (plan->loops && !plan->remake)  // which has tables alone
+      for (size_t i = 0; i < parameters.size(); ++i)
+        slots[2 + i] = plan->parameter(parameters[i], i);
     slots[from] = tables;
     slots[to] = at::empty_strided(key.sizes, key.strides,
                                   at::TensorOptions().dtype(key.type).device(key.device));
@@ -266,8 +290,8 @@ struct Results {  // of a forward, beside y
 // Inputs of autograd's node: the plan, the stream, x, residual, parameters, buffers, and where the
 // results go; only those in the middle get gradients.
 struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
-  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Plan>& plan, void* stream,
-                        const Tensor& x, const std::optional<Tensor>& residual,
+  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Plan>& plan,
+                        void* stream, const Tensor& x, const std::optional<Tensor>& residual,
                         at::TensorList parameters, const std::vector<Tensor>& buffers,
                         Results* results) {
     std::vector<Tensor> slots{x, residual ? *residual : Tensor()};
@@ -317,6 +341,10 @@ struct NormalizerStep : torch::autograd::Function<NormalizerStep> {
       copy.copy_(grad);
       grad = copy;
     }
+    const auto second = plan.keeps_y ? plan.key.type : plan.key.residual.value_or(plan.key.type);
+    if (slots[0].defined()) slots[0] = plan.like_x(slots[0], plan.key.type);
+    if (slots[1].defined()) slots[1] = plan.like_x(slots[1], second);
+    for (size_t i = 0; i < count; ++i) slots[2 + i] = plan.parameter(slots[2 + i], i);
     slots.push_back(kept[2]);
     slots.push_back(grad);
     if (plan.gates >= 0)
@@ -381,7 +409,8 @@ struct Replays {
                      const py::dict& buffers, uint64_t stream, bool loops, bool remade) const {
     for (auto plan : plans) {  // held: a loop lets other threads in, which may add to the plans
       const Key& key = plan->key;
-      if (plan->loops != loops || key.training != training || key.sizes != x.sizes() || key.strides != x.strides() ||
+      if (plan->loops != loops || key.training != training || key.sizes != x.sizes() ||
+          key.strides != x.strides() ||
           key.type != x.scalar_type() || key.device != x.device() ||
           key.needs_x != x.requires_grad() || key.activation != activation ||
           key.residual.has_value() != residual.has_value() ||
