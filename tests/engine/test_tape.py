@@ -83,7 +83,11 @@ OPERATIONS = {
         + a.scatter(0, i[:, :0], b[:0].expand(6, 0)).cumsum(1)
         + torch.cat([a[:, :0].cumsum(0), a], 1)
     ),
-    "of a scalar": lambda a, b, i: a * b.sum() + a.square().sum().sqrt().nan_to_num() + a.mean(),
+    "nan_to_num": lambda a, b, i: (
+        (a + a.detach().log()).nan_to_num(0.5, 9.0, -8.0)
+        + (b + a.detach() / (b > 0)).nan_to_num(posinf=3.0, neginf=-2.0)
+    ),
+    "of a scalar": lambda a, b, i: a * b.sum() + a.square().sum().sqrt() + a.mean(),
 }
 
 
@@ -226,6 +230,7 @@ LOOKS = {
     "bytes": lambda table: (table > 0).byte() - 2 is None,
     "powers of integers": lambda table: 2 ** table.long() is None,
     "sums of integers": lambda table: table.sum(1, dtype=torch.long) is None,
+    "without bounds": lambda table: table.nan_to_num() is None,
     "sums of flags": lambda table: (table > 0).sum(1, dtype=torch.bool) is None,
     "gradient": lambda table: table.requires_grad and False,
     "drawn": lambda table: random.random() < 0,
@@ -237,6 +242,7 @@ REASONS = {
     **dict.fromkeys(("bits", "negative"), "takes the bits of a table for other numbers"),
     "complex": "takes the bits of a table for other numbers",
     "rounded": "no loop computes in torch.float16",
+    "without bounds": "nan_to_num without bounds",
     "bytes": "no loop computes in torch.uint8",
     "gradient": "asks what gets a gradient",
     **dict.fromkeys(("drawn", "drawn by numpy"), "draws random numbers"),

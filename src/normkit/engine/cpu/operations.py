@@ -193,9 +193,7 @@ def _over(
 
 def _same_kind(func: Any, result: Tensor, table: Tensor) -> None:
     """Torch adds up what it has rounded to the type that was asked for."""
-    if not result.is_floating_point() and (
-        table.is_floating_point() or result.dtype == torch.bool
-    ):
+    if not result.is_floating_point() and (table.is_floating_point() or result.dtype == torch.bool):
         raise Untraceable(f"no loop does {func.name()} of {table.dtype} in {result.dtype}")
 
 
@@ -393,11 +391,22 @@ APART: dict[Any, Callable[..., Any]] = {
     aten.std.correction: lambda *args, **kwargs: _var(*args, **kwargs).sqrt(),
     aten.mm.default: _mm,
     aten.square.default: lambda table: table * table,
+    aten.nan_to_num.default: lambda *args, **kwargs: _nan_to_num(*args, **kwargs),
     aten.slice_scatter.default: lambda table, part, *where: _with_part(table, "slice", part, where),
     aten.select_scatter.default: lambda table, part, *where: _with_part(
         table, "select", part, where
     ),
 }
+
+
+def _nan_to_num(
+    table: Tensor, nan: float | None = None, most: float | None = None, least: float | None = None
+) -> Tensor:
+    if most is None or least is None:
+        raise Untraceable("nan_to_num without bounds puts in those of another type")
+    table = torch.where(table.isnan(), nan or 0.0, table)
+    table = torch.where(table == math.inf, most, table)
+    return torch.where(table == -math.inf, least, table)
 
 
 def _with_part(table: Tensor, view: str, part: Tensor, where: Sequence[int]) -> Tensor:
