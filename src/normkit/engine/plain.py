@@ -124,6 +124,29 @@ def gradients_again(
     return back
 
 
+def again_of(
+    expression: Callable[..., Tensor], there: Sequence[bool]
+) -> Callable[..., list[Tensor | None]]:
+    """The backward of a replayed step where someone looks into it, by an expression of x, residual
+    and parameters, which gets None for those that are not ``there``."""
+
+    def again(
+        x: Tensor,
+        residual: Tensor | None,
+        parameters: Sequence[Tensor],
+        tables: Tensor,
+        grad: Tensor,
+        needs: Sequence[bool],
+    ) -> list[Tensor | None]:
+        def outputs(x: Tensor, residual: Tensor | None, *own: Tensor) -> list[Tensor]:
+            saved = iter(own)
+            return [expression(x, residual, *(next(saved) if each else None for each in there))]
+
+        return gradients_again(outputs, [x, residual, *parameters], needs, grad)
+
+    return again
+
+
 def _mapped(x: Tensor, map: AffineMap, layout: Layout) -> Tensor:
     y = _centred(x, map.center, layout) * _over(map.scale, layout)
     return y if map.shift is None else y + _over(map.shift, layout)
@@ -166,27 +189,16 @@ def pixels(
 
 
 def pixels_again(
-    eps: float, correction: int, act: str, given: tuple[bool, bool]
+    eps: float, correction: int, act: str, there: Sequence[bool]
 ) -> Callable[..., list[Tensor | None]]:
-    """The backward of a step of pixels where someone looks into it; ``given`` says whether there is
-    a weight, and a bias."""
+    """``again_of`` pixels; ``there`` says whether there is a weight, and a bias."""
 
-    def again(
-        x: Tensor,
-        residual: Tensor | None,
-        parameters: Sequence[Tensor],
-        tables: Tensor,
-        grad: Tensor,
-        needs: Sequence[bool],
-    ) -> list[Tensor | None]:
-        def outputs(x: Tensor, residual: Tensor | None, *own: Tensor) -> list[Tensor]:
-            saved = iter(own)
-            weight, bias = (next(saved) if there else None for there in given)
-            return [pixels(x, weight, bias, residual, eps, correction, act)]
+    def expression(
+        x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        return pixels(x, weight, bias, residual, eps, correction, act)
 
-        return gradients_again(outputs, [x, residual, *parameters], needs, grad)
-
-    return again
+    return again_of(expression, there)
 
 
 def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -208,3 +220,18 @@ def squashed(
     wide = statistics_dtype(x.dtype)
     y = torch.tanh(alpha.to(wide) * x.to(wide))
     return epilogue(_scaled(y, weight, bias), residual, act).to(x.dtype)
+
+
+def squashed_again(act: str, there: Sequence[bool]) -> Callable[..., list[Tensor | None]]:
+    """``again_of`` dynamic tanh; ``there`` says whether there are weight, bias and alpha."""
+
+    def expression(
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        alpha: Tensor,
+    ) -> Tensor:
+        return squashed(x, alpha, weight, bias, residual, act)
+
+    return again_of(expression, there)

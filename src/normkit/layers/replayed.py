@@ -12,8 +12,7 @@ from normkit.core.moments import Moments
 from normkit.core.statistics import LayerState
 from normkit.engine import remaking
 from normkit.engine.cpu.passes import moments
-from normkit.engine.cpu.pixel import written_pixels
-from normkit.engine.cpu.squash import written_squash
+from normkit.engine.cpu.stateless import written_pixels, written_squash
 from normkit.engine.cpu.steps import written
 from normkit.engine.dispatch import Path, forced
 from normkit.engine.epilogue import check as check_epilogue
