@@ -61,8 +61,9 @@ class CostRatio(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
-    shape = f"{options.batch}×3×{options.size}×{options.size}"
-    print(f"{options.model}, {options.norm}, {shape}, {options.threads} thread(s), ", end="")
+    network = f"{options.model} at {options.batch}×3×{options.size}×{options.size}, "
+    print("" if options.option == "layers" else network, end="")
+    print(f"{options.norm}, {options.threads} thread(s), ", end="")
     print(f"{options.turns} turns, torch {torch.__version__}")
     try:
         OPTIONS[options.option](options)
