@@ -117,6 +117,23 @@ def test_a_traced_step_is_the_layers_own(name: str, options: dict[str, Any]) -> 
             torch.testing.assert_close(mine, theirs, msg=kept)
 
 
+def test_inductors_code_is_the_layers_own() -> None:
+    """The same with code by Inductor, for a CPU here."""
+    layer, x = made("gbgn", {"groups": 4}, torch.float32), torch.randn(4, 8, 3, 3)
+    other = copy.deepcopy(layer)
+    plan = TracedPlan(layer, layer.cells(x), layer.state(), x.device, compiler=tracing.inductor)
+    (y, dx, found), w = stepped(layer, x, plan)
+    assert not plan.obstacle
+    leaf = x.clone().requires_grad_()
+    with nk.use_backend("torch"):
+        expected = other(leaf)
+    dleaf, *grads = torch.autograd.grad((expected * w).sum(), [leaf, *other.parameters()])
+    torch.testing.assert_close(y, expected.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dx, dleaf, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, torch.cat([g.flatten() for g in grads]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dict(layer.named_buffers()), dict(other.named_buffers()))
+
+
 def test_layers_of_one_kind_share_a_plan(traced_here: list[TracedPlan]) -> None:
     layers = [made("gbgn", {"groups": 2}, torch.float32) for _ in range(2)]
     for size, format in ((3, torch.contiguous_format), (2, torch.channels_last)):

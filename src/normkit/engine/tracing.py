@@ -309,12 +309,15 @@ class _Tracer:
 def inductor(graph: Any, mode: Any) -> Callable[..., Any]:
     """Kernels by Inductor for a list of operations; called with a list of arguments."""
     from torch._guards import TracingContext, tracing
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
     inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-    with V.set_fake_mode(mode), tracing(TracingContext(mode)), torch.no_grad():
+    # one kernel writes all parts of the table, where there would be one for each
+    joined = config.patch(force_pointwise_cat=True)
+    with joined, V.set_fake_mode(mode), tracing(TracingContext(mode)), torch.no_grad():
         compiled: Callable[..., Any] = compile_fx_inner(
             graph, inputs, cudagraphs=BoxedBool(False), is_inference=True
         )
