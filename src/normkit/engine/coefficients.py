@@ -23,6 +23,7 @@ from normkit.core.statistics import LayerState, MapResult
 
 _OWN = {"_factory", "_warned", "_seen", "_traced", "_replays", "_norm_replays", "_heard_replays"}
 _OWN |= {"_unrecorded", "_record_obstacle", "_options_set", "_not_remade", "_tapes"}
+_OWN |= {"_own_here", "own_calls"}
 _WATCHERS = {"listeners", "exchange", "_lookers"}
 _NOT_OPTIONS = frozenset(nn.Module().__dict__) | _OWN | _WATCHERS
 _FIXED = {"normkit", "torch", "builtins"}  # packages whose classes stay as they are
@@ -63,8 +64,12 @@ def _contents(cls: type) -> tuple[Any, ...]:
     for base in cls.__mro__:
         if base.__module__.split(".")[0] not in _FIXED:
             for name, value in vars(base).items():
+                if isinstance(value, staticmethod | classmethod):
+                    value = value.__func__
+                value = value.fget if isinstance(value, property) else value
                 if isinstance(value, FunctionType):
-                    found.append((name, value, value.__code__))
+                    defaults = repr(value.__defaults__), repr(value.__kwdefaults__)
+                    found.append((name, value, value.__code__, defaults))
                 elif _is_plain(value):
                     found.append((name, repr(value)))
     return tuple(found)

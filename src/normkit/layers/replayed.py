@@ -34,6 +34,7 @@ NO_OPTIONS = ("training", "_seen", "_warned")  # attributes that change no step
 class Replayed:
     """What a normalizer knows of its own recorded steps."""
 
+    own_calls: bool = False  # a subclass has a method that each forward calls before the step
     _replays: Any = None  # a callable of C++, once there is one
     _norm_replays: Any = None  # the same of a norm alone, where the convolution after it is torch's
     _heard_replays: Any = None  # the same of steps whose moments someone is told
@@ -60,7 +61,7 @@ class Replayed:
             bare = self.replay(x, None, "none")
             return None if bare is None else followed_by(bare, residual, activation)
         replays = self._replays  # which another thread may forget
-        if replays is None or not may_replay(x):
+        if replays is None or self.own_calls or not may_replay(x):
             return None
         if residual is not None and not isinstance(residual, Tensor):
             return None  # to be refused with words
@@ -92,6 +93,7 @@ class Replayed:
     ) -> RecordedStep | None:
         """To record a step, if all that it does will be launches of kernels."""
         plain = path.name == "fused" and not self.listeners and not state.again
+        plain = plain and not self.own_calls
         plain = plain and not path.part  # after which torch convolves
         # where kernels write all statistics there are
         written = isinstance(fusion, Traced | Pixel) or fusion.memory is not None
