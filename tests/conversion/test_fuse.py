@@ -442,14 +442,30 @@ class ConvNormReLU(nn.Module):
         return self.act(self.norm(self.conv(x)))
 
 
+def patched() -> nk.GN:
+    norm = nk.GN(8, groups=2)
+    norm.forward = lambda x: 2 * nk.GN.forward(norm, x)
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("norm", "reason"),
+    [
+        (Doubled(8, groups=2), "Doubled has a forward of its own"),
+        (patched(), "the forward of this GN was replaced on the instance"),
+    ],
+    ids=["class", "instance"],
+)
 @pytest.mark.parametrize(("inside", "name"), [(nn.Sequential, "1"), (ConvNormReLU, "norm")])
-def test_a_norm_whose_class_has_a_forward_of_its_own_is_left_alone(inside: Any, name: str) -> None:
+def test_a_norm_with_a_forward_of_its_own_is_left_alone(
+    inside: Any, name: str, norm: nn.Module, reason: str
+) -> None:
     """fuse asked it for what it cannot do: an error without a path, and nothing was fused."""
-    first = inside(nn.Conv2d(3, 8, 3), Doubled(8, groups=2), nn.ReLU())
+    first = inside(nn.Conv2d(3, 8, 3), norm, nn.ReLU())
     model = nn.Sequential(first, nn.Conv2d(8, 8, 3), nk.GN(8, groups=2), nn.ReLU())
     x = torch.randn(2, 3, 8, 8)
     expected = model(x)
     plan = nk.plan_fuse(model)
     assert plan.fused == {"2": "relu"}
-    assert plan.left == {f"0.{name}": "Doubled has a forward of its own"}
+    assert plan.left == {f"0.{name}": reason}
     torch.testing.assert_close(nk.fuse(model)(x), expected)

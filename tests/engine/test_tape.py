@@ -221,6 +221,7 @@ LOOKS = {
     "dlpack": lambda table: torch.from_dlpack(table.detach()) is None,
     "integers": lambda table: torch.div(table.argsort(1), 2, rounding_mode="trunc") is None,
     "rounded": lambda table: table.half() is None,
+    "list of flags": lambda table: torch.Tensor([table[0, 0] > 2, table[0, 1] > 2]).sum() is None,
     "new": lambda table: table.new_tensor([table[0, 0], table[0, 1]]).sum() is None,
     "each by python": lambda table: table.detach().clone().apply_(lambda value: 1.0) is None,
     "parts by values": lambda table: table.tensor_split(torch.tensor([1])) is None,
@@ -238,7 +239,9 @@ LOOKS = {
 }
 REASONS = {
     **dict.fromkeys(("numpy", "list", "list of tables", "printed", "dlpack"), "looks at a value"),
-    **dict.fromkeys(("new", "each by python", "parts by values"), "looks at a value"),
+    **dict.fromkeys(
+        ("list of flags", "new", "each by python", "parts by values"), "looks at a value"
+    ),
     **dict.fromkeys(("bits", "negative"), "takes the bits of a table for other numbers"),
     "complex": "takes the bits of a table for other numbers",
     "rounded": "no loop computes in torch.float16",
