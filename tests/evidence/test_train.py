@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from tools.evidence import train
 from tools.evidence.claims import ALL, STAGES, Stage, experiment_of, ordered_runs
 from tools.evidence.judge import NOT_RUN
 from tools.evidence.missing import missing_stages, plan_lines
-from tools.evidence.new_runs import NewRunsError, read_new_runs, take
+from tools.evidence.new_runs import NewRuns, NewRunsError, read_new_runs, take
 from tools.evidence.page import Evidence
 from tools.evidence.results import in_sweep, read_all, read_results, read_sweeps, write_results
 
@@ -172,6 +173,34 @@ def test_files_are_taken_in_any_order_and_as_often_as_one_likes(
     before = {path.name: path.read_bytes() for path in committed.iterdir()}
     for file in (*files, early):
         assert take(file, committed)[0] == 0
+    assert {path.name: path.read_bytes() for path in committed.iterdir()} == before
+
+
+def test_the_first_result_of_a_run_stays(tmp_path: Path, committed: Path) -> None:
+    """Whatever another machine has made of it, and whichever file is taken first."""
+    runs = experiment_of(FILE).runs()
+    scores = {"one": (0.8, runs[19:22]), "two": (0.9, runs[18:23])}
+    for name, (score, some) in scores.items():
+        new = NewRuns(tmp_path / f"{name}.jsonl")
+        new.begin(6)
+        for run in some:
+            new.add(result(run, score), "a run", 1.0)
+    assert take(tmp_path / "one.jsonl", committed) == (2, 3)
+    assert take(tmp_path / "two.jsonl", committed) == (1, 5)
+    found = read_results(experiment_of(FILE), committed)
+    assert [found[run.id].score("accuracy") for run in runs[18:23]] == [0.7, 0.7, 0.8, 0.8, 0.9]
+
+
+def test_runs_that_no_experiment_plans_are_not_lost(tmp_path: Path, committed: Path) -> None:
+    """They were counted as taken, and those that were there were dropped by the next ones."""
+    run = experiment_of(FILE).runs()[30]
+    other = dataclasses.replace(result(run, 0.8), run="0" * 16)
+    new = NewRuns(tmp_path / "new.jsonl")
+    new.begin(6)
+    new.add(other, "of an experiment that was changed", 1.0)
+    before = {path.name: path.read_bytes() for path in committed.iterdir()}
+    with pytest.raises(NewRunsError, match=r"1 runs that no experiment of .* plans, such as 0000"):
+        take(new.path, committed)
     assert {path.name: path.read_bytes() for path in committed.iterdir()} == before
 
 

@@ -138,6 +138,15 @@ def take(path: Path, folder: Path = RESULTS) -> tuple[int, int]:
     if any(sweep.about.get("tiny") for sweep in new_sweeps):
         raise NewRunsError(f"{path} has runs of a few steps (--tiny): they are no results")
     known, sweeps = read_all(folder), read_sweeps(folder)
+    experiments = [experiment_of(each.stem) for each in sorted(CLAIMS.glob("*.toml"))]
+    planned = {run.id for experiment in experiments for run in experiment.runs()}
+    new = {run for sweep in new_sweeps for run in sweep.results}
+    for place, runs in ((path, new), (folder, known.keys())):
+        if strange := sorted(runs - planned):
+            raise NewRunsError(
+                f"{place} has {len(strange)} runs that no experiment of {CLAIMS} plans, such as "
+                f"{strange[0]}: it would be left out. Has an experiment changed since"
+            )
     pool = dict(known)
     for sweep in new_sweeps:
         fresh = {run: each for run, each in sweep.results.items() if run not in pool}
@@ -153,8 +162,7 @@ def take(path: Path, folder: Path = RESULTS) -> tuple[int, int]:
         pool |= {run: in_sweep(each, number) for run, each in fresh.items()}
     if len(pool) > len(known):  # first, so that no result names a sweep that is not there
         write_text(folder / SWEEPS, json.dumps(sweeps, indent=1) + "\n")
-    for file in sorted(each.stem for each in CLAIMS.glob("*.toml")):
-        experiment = experiment_of(file)
+    for experiment in experiments:
         own = {run.id for run in experiment.runs() if run.id in pool}
         if own - read_results(experiment, folder).keys():
             write_results(experiment, pool, folder)
