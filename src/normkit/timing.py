@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit.core.messages import first_line
 from normkit.engine.replay.build import build_extension, library, reason
 from normkit.errors import NormkitError
 
@@ -152,15 +153,10 @@ class Compiler:
         except Exception as problem:  # dynamo, inductor and the C++ compiler each have their own
             self._absent = _is_compiler_missing(problem)
             what = "no working C++ compiler" if self._absent else f"{name} on {spec}"
-            self.reasons.append(f"Not compiled, {what}: {_first_line(problem)}")
+            self.reasons.append(f"Not compiled, {what}: {first_line(problem)}")
             return None
         return compiled
 
 
 def _is_compiler_missing(problem: Exception) -> bool:
     return "CxxCompiler" in repr(problem) or "No working C++ compiler" in str(problem)
-
-
-def _first_line(problem: Exception) -> str:
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    return lines[0] if lines else type(problem).__name__

@@ -45,8 +45,8 @@ def channel_hint(shape: Sequence[int], channels: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an error, on one line and without a full stop."""
-    return next(iter(str(error).strip().splitlines()), "").rstrip(".")
+    """The message of an error, on one line and without a full stop; its kind if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
 
 
 def error_words(error: BaseException) -> str:
@@ -55,7 +55,8 @@ def error_words(error: BaseException) -> str:
     >>> error_words(ValueError("no such axis.\\nTry another."))
     'ValueError: no such axis'
     """
-    return f"{type(error).__name__}: {first_line(error)}"
+    kind = type(error).__name__
+    return f"{kind}: {first_line(error)}" if str(error).strip() else kind
 
 
 def counted(count: int, noun: str) -> str:

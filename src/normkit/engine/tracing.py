@@ -28,6 +28,7 @@ from torch import Tensor
 
 from normkit.core.fusion import Traced
 from normkit.core.layout import Layout
+from normkit.core.messages import first_line
 from normkit.core.statistics import LayerState
 from normkit.engine.coefficients import TableFunctions, Untraceable, kind_of
 from normkit.engine.cpu import tape
@@ -137,12 +138,8 @@ def _shared(layer: Any, x: Tensor, layout: Layout, state: LayerState, size: Any)
             plan.first = first if isinstance(first, TracedPlan) else None
             _plans[key] = plan
         except Exception as error:  # whatever a layer or a compiler does: there is torch
-            _plans[key] = f"its coefficients could not be compiled ({_first_line(error)})"
+            _plans[key] = f"its coefficients could not be compiled ({first_line(error):.200})"
         return _plans[key]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200] or type(error).__name__
 
 
 class TracedPlan:
@@ -220,7 +217,7 @@ class TracedPlan:
                 run(copies)
             return run
         except Exception as error:  # of a compiler or a driver: from now on it is torch's turn
-            self.obstacle = f"its kernels do not run ({_first_line(error)})"
+            self.obstacle = f"its kernels do not run ({first_line(error):.200})"
             return interpreted(operations, self.mode)
 
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from normkit.conversion import plan_fold
 from normkit.core.atomic_write import atomic_write
+from normkit.core.messages import first_line
 from normkit.core.optional_dependencies import require
 from normkit.errors import OptionError
 from normkit.inspection import call_model, refuse_wrapped, survey, undisturbed
@@ -235,7 +236,7 @@ def _compare(network: nn.Module, file: Path, inputs: list[Any]) -> list[float]:
             shape = tuple(_tensors(given)[0].shape)
             raise OptionError(
                 f"onnxruntime cannot run the file for an input {shape}: "
-                f"{str(error).splitlines()[0]:.300}. Try any_batch=False or any_size=False."
+                f"{first_line(error):.300}. Try any_batch=False or any_size=False."
             ) from error
         differences.append(
             max(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from types import FunctionType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -32,22 +31,13 @@ from normkit.errors import DeviceError, DtypeError, OptionError, ShapeError
 from normkit.layers.converted import Converted
 from normkit.layers.from_training import FromTraining
 from normkit.layers.masking import Masking, mask_in_force
-from normkit.layers.measured import Measured
+from normkit.layers.overriding import Overriding
 from normkit.layers.replayed import PLANS_OF, Replayed
 
 NO_PLANS = dict.fromkeys(PLANS_OF)
-# methods that have no part in the map: what is called around it, and what other verbs ask
-AROUND = {"forward", "normalize", "normalize_masked", "check", "check_size", "varies", "fixed_map"}
-AROUND |= {"description", "write", "report", "train", "path", "with_moments", "set_radius"}
-AROUND |= {"_apply", "from_batch_norm", "from_trained", "as_batch_norm", "synchronise"}
-AROUND |= {"reset_running_stats", "channel_statistics", "_load_from_state_dict", "named_children"}
-AROUND |= {"register_buffer", "register_parameter"}
-ASKED = Configured, Converted, FromTraining, Measured
-PASSES = {"mapped", "run", "_heard"}  # nor do loops for its coefficients alone ask these
-CALLED = {"normalize", "check", "check_size", "run"}  # in each forward, which a replay would skip
 
 
-class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
+class Normalizer(Overriding, Replayed, Masking, FromTraining, Configured, Converted):
     """A layer y = a·x + b whose tables come from ``coefficients(moments)``.
 
     A subclass owns its parameters and writes that one method: a pure function on small tables,
@@ -72,9 +62,6 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
     card: ClassVar[Card]
     has_eps: ClassVar[bool] = True  # whether it divides by a deviation
     own_write: ClassVar[bool] = False  # a subclass writes statistics itself: no kernel does it
-    own_methods: ClassVar[
-        tuple[str, ...]
-    ] = ()  # a subclass has its own: ``fusion`` is not true of it
     apart_on_cpu = False  # set by fuse: speed matters more than memory, see engine.dispatch.Path
     weight: Tensor | None
     bias: Tensor | None
@@ -107,16 +94,6 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
         super().__init_subclass__(**options)
         if "write" in cls.__dict__ and "own_write" not in cls.__dict__:
             cls.own_write = True
-        cls.own_methods = _own_methods(cls)
-        cls.own_calls = any(_is_foreign(cls, name) for name in CALLED)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if callable(value) and isinstance(getattr(type(self), name, None), FunctionType):
-            own = self.__dict__  # a method of this layer alone
-            own["own_calls"] = self.own_calls or name in CALLED
-            if _is_part_of_map(name, type(self).__mro__):
-                own["_own_here"] = (*own.get("_own_here", ()), name)
 
     # ---------------------------------------------------------------- what a subclass writes
 
@@ -320,10 +297,9 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
         # parametrized parameters are other tensors at each look: nobody could tell them again
         if self.exchange is not None or self.own_write or "parametrizations" in self._modules:
             return None
-        own = self.__dict__.get("_own_here") or self.own_methods
-        if own and not PASSES.isdisjoint(own):
+        if self.has_own_passes():
             return None
-        fusion = None if own else self.fusion(x, state)
+        fusion = None if self.overridden() else self.fusion(x, state)
         if fusion is None and self.uses_moments():
             fusion = tracing.describe(self, x, state)
         return fusion
@@ -337,10 +313,8 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
             x, self.cells(x), description, fixed=fixed, followed=followed, compiled=compiled
         )
         if path.name in ("triton", "cpp") and description is None and not fixed:
-            own = self.__dict__.get("_own_here") or self.own_methods
-            its = "" if not own or _is_ours(type(self)) else f"it has its own {', '.join(own)}"
-            found = its if own and not PASSES.isdisjoint(own) else tracing.obstacle(self, x, state)
-            path = path._replace(reason=found or its or path.reason)
+            own = "" if self.has_own_passes() else tracing.obstacle(self, x, state)
+            path = path._replace(reason=own or self.what_is_its_own() or path.reason)
         return self.with_loops(path, state, description)
 
     def run(
@@ -467,36 +441,3 @@ class Normalizer(Replayed, Masking, FromTraining, Configured, Converted):
             if moved.dtype != wide:
                 self._buffers[name] = table.to(device=moved.device, dtype=wide)
         return self
-
-
-def _own_methods(cls: type[Normalizer]) -> tuple[str, ...]:
-    """What a class overrides below the one whose ``fusion`` describes the map to kernels, which
-    would go past it. Of classes of normkit ``coefficients`` alone: tests compare these."""
-    below: dict[str, None] = {}
-    for place, base in enumerate(cls.__mro__):
-        if "fusion" in vars(base):
-            if _is_ours(base):
-                break
-            continue  # it speaks for its own methods
-        above = cls.__mro__[place + 1 :]
-        for name in vars(base):
-            if name == "coefficients" or (not _is_ours(base) and _is_part_of_map(name, above)):
-                below[name] = None
-    return tuple(below)
-
-
-def _is_ours(cls: type) -> bool:
-    return cls.__module__.split(".")[0] == __name__.split(".")[0]
-
-
-def _is_foreign(cls: type, name: str) -> bool:
-    """Whether a method comes from a class that is not of normkit."""
-    return not _is_ours(next(base for base in cls.__mro__ if name in vars(base)))
-
-
-def _is_part_of_map(name: str, bases: tuple[type, ...]) -> bool:
-    """Whether layers have a method of this name that may have a part in their map."""
-    having = [c for c in bases if name in vars(c) and (_is_ours(c) or issubclass(c, Normalizer))]
-    if name.startswith("__") or name in AROUND or any(base in ASKED for base in having):
-        return False
-    return any(isinstance(vars(base)[name], FunctionType | property) for base in having)

@@ -34,7 +34,7 @@ NO_OPTIONS = ("training", "_seen", "_warned")  # attributes that change no step
 class Replayed:
     """What a normalizer knows of its own recorded steps."""
 
-    own_calls: bool = False  # a subclass has a method that each forward calls before the step
+    own_calls: bool  # see Overriding
     _replays: Any = None  # a callable of C++, once there is one
     _norm_replays: Any = None  # the same of a norm alone, where the convolution after it is torch's
     _heard_replays: Any = None  # the same of steps whose moments someone is told

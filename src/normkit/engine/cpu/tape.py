@@ -22,6 +22,7 @@ from torch import Tensor
 
 from normkit.core.fusion import Traced
 from normkit.core.layout import Layout
+from normkit.core.messages import first_line
 from normkit.core.statistics import LayerState
 from normkit.engine.coefficients import TableFunctions, Untraceable, kind_of
 from normkit.engine.cpu.passes import serves
@@ -141,8 +142,7 @@ def _shared(layer: Any, layout: Layout, state: LayerState, size: Any) -> TapePla
         except Untraceable as why:
             plan = str(why)
         except Exception as error:  # of this layer, now: another one may do better
-            first = str(error).strip().split("\n")[0][:200] or type(error).__name__
-            return f"its coefficients could not be written down ({first})"
+            return f"its coefficients could not be written down ({first_line(error):.200})"
         if len(_plans) >= MOST_PLANS:
             _plans.clear()
         _plans[key] = plan

@@ -72,7 +72,7 @@ def _images(folder: Path) -> list[str]:
         os.path.join(place, name)
         for place, _, names in os.walk(folder)
         for name in names
-        if name.lower().endswith(IMAGE_ENDINGS)
+        if os.path.splitext(name)[1].lower() in IMAGE_ENDINGS
     )
 
 

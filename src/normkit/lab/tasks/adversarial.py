@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from normkit.core.messages import first_line
 from normkit.core.optional_dependencies import require
 from normkit.errors import OptionError, nearest
 from normkit.lab.data import Sets
@@ -247,7 +248,7 @@ def image_gradient(loss: Tensor, images: Tensor) -> Tensor:
     except RuntimeError as error:
         raise TaskError(
             "No gradient of the loss reaches the images, so they cannot be attacked: "
-            f"{str(error).splitlines()[0].rstrip('.')}. Try a model without argmax, rounding, "
+            f"{first_line(error)}. Try a model without argmax, rounding, "
             "detach() or no_grad()."
         ) from error
     return gradient

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from normkit.core.messages import first_line
 from normkit.lab.experiment import Setting
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def capture(action: Action, stream: torch.cuda.Stream) -> Action | str:
             with waiting_is_an_error():
                 action()
         except RuntimeError as error:
-            return f"a step waits for the GPU: {str(error).strip().splitlines()[0]}"
+            return f"a step waits for the GPU: {first_line(error)}"
         graph = torch.cuda.CUDAGraph()
         # other threads, such as one that pins memory for a loader, go on
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
