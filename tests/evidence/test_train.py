@@ -204,6 +204,18 @@ def test_runs_that_no_experiment_plans_are_not_lost(tmp_path: Path, committed: P
     assert {path.name: path.read_bytes() for path in committed.iterdir()} == before
 
 
+def test_folders_of_a_machine_are_not_kept(tmp_path: Path) -> None:
+    run = experiment_of(FILE).runs()[0]
+    told = {"command": "train.py --out /home/me/out --seconds 5 g-ubn"}
+    write_results(
+        experiment_of(FILE),
+        {run.id: dataclasses.replace(in_sweep(result(run, 0.8), 0), provenance=told)},
+        tmp_path,
+    )
+    (found,) = read_results(experiment_of(FILE), tmp_path).values()
+    assert found.provenance["command"] == "train.py --out FOLDER --seconds 5 g-ubn"
+
+
 def test_a_run_of_several_experiments_is_in_the_files_of_all(
     tmp_path: Path, trained: list[str]
 ) -> None:

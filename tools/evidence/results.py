@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,11 @@ def _places(experiment: Experiment) -> dict[str, dict[str, Any]]:
 
 
 def shortened(value: Any) -> Any:
-    """A record without what is not known, and with few digits."""
+    """A record without what is not known, with few digits, and without folders of a machine."""
     if isinstance(value, dict):
         kept = {key: shortened(each) for key, each in value.items() if each not in (None, {}, "")}
+        if "command" in kept:
+            kept["command"] = re.sub(r"(?<= )/\S+", "FOLDER", kept["command"])
         return {"environment": {}, **kept} if "run" in value else kept
     if isinstance(value, list):
         return [shortened(each) for each in value]
