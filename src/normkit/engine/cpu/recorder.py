@@ -195,7 +195,11 @@ class Recorder(TorchDispatchMode):
         storage = self._numbers.get(_address(tensor))
         if storage is None:
             if not new and tensor.numel():
-                raise Untraceable("it takes a tensor that is neither parameter nor statistic")
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise Untraceable(
+                    f"it takes a tensor of {kind} that is neither parameter nor statistic, "
+                    "or of a type that no loop reads"
+                )
             storage = self._new(tensor)
         if tensor.dtype != self._types[storage] or tensor.is_neg():
             raise Untraceable("it takes the bits of a table for other numbers")
