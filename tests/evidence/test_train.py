@@ -206,7 +206,7 @@ def test_runs_that_no_experiment_plans_are_not_lost(tmp_path: Path, committed: P
 
 def test_folders_of_a_machine_are_not_kept(tmp_path: Path) -> None:
     run = experiment_of(FILE).runs()[0]
-    told = {"command": "train.py --out /home/me/out --seconds 5 g-ubn"}
+    told = {"command": "train.py --out /data/out --seconds 5 g-ubn"}
     write_results(
         experiment_of(FILE),
         {run.id: dataclasses.replace(in_sweep(result(run, 0.8), 0), provenance=told)},

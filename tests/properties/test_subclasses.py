@@ -127,6 +127,15 @@ def test_every_forward_asks_it(kind: Any, name: str, of: str) -> None:
         torch.testing.assert_close(kept, mine)
 
 
+def test_a_method_of_one_layer_beside_those_of_its_class() -> None:
+    kind = type("Own", (nk.GN,), {"mapped": doubled(nk.GN.mapped)})
+    layer, x = kind(CHANNELS, groups=2), torch.randn(SHAPE)
+    layer.sample_groups = lambda: 2  # which diagnosis asks
+    layer.compute = MethodType(doubled(nk.GN.compute), layer)
+    for _ in range(2):
+        torch.testing.assert_close(layer(x), 4 * nk.GN(CHANNELS, groups=2)(x))
+
+
 def test_a_check_of_its_own_looks_at_every_input() -> None:
     class Careful(nk.BN):
         def check(self, x: Tensor) -> None:

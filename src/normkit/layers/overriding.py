@@ -47,17 +47,15 @@ class Overriding:
 
     def overridden(self) -> tuple[str, ...]:
         """Methods of the map that are not those which ``fusion`` describes."""
-        found: tuple[str, ...] = self.__dict__.get("_own_here") or self.own_methods
-        return found
+        return (*self.own_methods, *self.__dict__.get("_own_here", ()))
 
     def has_own_passes(self) -> bool:
         """Whether there is more to the output than the coefficients."""
-        own = self.overridden()
-        return bool(own) and not PASSES.isdisjoint(own)
+        return not PASSES.isdisjoint(self.overridden())
 
     def what_is_its_own(self) -> str:
         """In words, for a layer that is not as normkit has it."""
-        own = () if _is_ours(type(self)) and "_own_here" not in self.__dict__ else self.overridden()
+        own = self.__dict__.get("_own_here", ()) if _is_ours(type(self)) else self.overridden()
         return f"it has its own {', '.join(own)}" if own else ""
 
 
