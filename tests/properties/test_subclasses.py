@@ -17,6 +17,7 @@ from normkit.core.moments import Coefficients
 from normkit.layers.base import Normalizer
 
 SHAPE = (6, CHANNELS, 6, 6)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # dyt has no moments, and gw more than moments: their ``normalize`` is all there is
 CASES = [case for case in every() if case[0] not in ("dyt", "gw")]
 
@@ -69,14 +70,14 @@ def counting(layer: Normalizer, name: str, calls: list[str]) -> Normalizer:
 def test_no_method_of_the_map_is_passed_over(case: Any, training: bool) -> None:
     """They were by loops and kernels, which know the map by a description: a blend_weight of one's
     own, for one, did not blend."""
-    x = torch.randn(SHAPE)
-    probe = build(case, torch.float32).train(training)
+    x = torch.randn(SHAPE, device=DEVICE)
+    probe = build(case, torch.float32).to(DEVICE).train(training)
     assert isinstance(probe, Normalizer)
     names = methods_of_the_map(probe, x)
     assert names
     for name in sorted(names):
         calls: list[str] = []
-        counting(build(case, torch.float32).train(training), name, calls)(x)
+        counting(build(case, torch.float32).to(DEVICE).train(training), name, calls)(x)
         assert calls, name
 
 
@@ -91,34 +92,34 @@ def doubled(method: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(found, Tensor):
             return 2 * found
         if isinstance(found, Coefficients):
-            return found.then(torch.full((CHANNELS,), 2.0), None)
+            return found.then(torch.full((CHANNELS,), 2.0, device=DEVICE), None)
         if hasattr(found, "map"):
-            return found._replace(map=found.map.then(torch.full((CHANNELS,), 2.0), None))
+            return found._replace(
+                map=found.map.then(torch.full((CHANNELS,), 2.0, device=DEVICE), None)
+            )
         return 2 * found[0], *found[1:]
 
     return twice
 
 
 @pytest.mark.parametrize("of", ["class", "mixin", "subclass", "layer"])
-@pytest.mark.parametrize(
-    "name", ["coefficients", "compute", "normalize", "mapped", "run", "_heard"]
-)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("kind", [nk.BN, nk.GN, nk.RMS, nk.GBGN, nk.RBN, nk.BCN])
 def test_every_forward_asks_it(kind: Any, name: str, of: str) -> None:
     """Not the first one alone, which writes down what the next ones repeat."""
-    own, plain = {name: doubled(getattr(kind, name))}, kind(CHANNELS)
+    own, plain = {name: doubled(getattr(kind, name))}, kind(CHANNELS, device=DEVICE)
     if of == "class":
         kind = type("Own", (kind,), own)
     elif of == "mixin":
         kind = type("Own", (type("Mixin", (), own), kind), {})
     elif of == "subclass":
         kind = type("Last", (type("Own", (kind,), own),), {})
-    layer, other = kind(CHANNELS), kind(CHANNELS)
+    layer, other = kind(CHANNELS, device=DEVICE), kind(CHANNELS, device=DEVICE)
     if of == "layer":
         for each in (layer, other):
             setattr(each, name, MethodType(own[name], each))
     for _ in range(3):
-        x = torch.randn(SHAPE)
+        x = torch.randn(SHAPE, device=DEVICE)
         with nk.use_backend("torch"):
             expected = other(x)
         torch.testing.assert_close(layer(x), expected)
@@ -129,11 +130,11 @@ def test_every_forward_asks_it(kind: Any, name: str, of: str) -> None:
 
 def test_a_method_of_one_layer_beside_those_of_its_class() -> None:
     kind = type("Own", (nk.GN,), {"mapped": doubled(nk.GN.mapped)})
-    layer, x = kind(CHANNELS, groups=2), torch.randn(SHAPE)
+    layer, x = kind(CHANNELS, groups=2, device=DEVICE), torch.randn(SHAPE, device=DEVICE)
     layer.sample_groups = lambda: 2  # which diagnosis asks
     layer.compute = MethodType(doubled(nk.GN.compute), layer)
     for _ in range(2):
-        torch.testing.assert_close(layer(x), 4 * nk.GN(CHANNELS, groups=2)(x))
+        torch.testing.assert_close(layer(x), 4 * nk.GN(CHANNELS, groups=2, device=DEVICE)(x))
 
 
 def test_a_check_of_its_own_looks_at_every_input() -> None:
@@ -143,11 +144,11 @@ def test_a_check_of_its_own_looks_at_every_input() -> None:
             if not x.isfinite().all():
                 raise ValueError("not finite")
 
-    layer = Careful(CHANNELS)
+    layer = Careful(CHANNELS, device=DEVICE)
     for _ in range(3):
-        layer(torch.randn(SHAPE))
+        layer(torch.randn(SHAPE, device=DEVICE))
     with pytest.raises(ValueError, match="not finite"):
-        layer(torch.full(SHAPE, torch.nan))
+        layer(torch.full(SHAPE, torch.nan, device=DEVICE))
 
 
 def test_a_property_of_its_own() -> None:
@@ -156,13 +157,13 @@ def test_a_property_of_its_own() -> None:
         def running_correction(self) -> int:  # type: ignore[override]
             return 5
 
-    layer, other = Unbiased(CHANNELS), Unbiased(CHANNELS)
-    x = torch.randn(SHAPE)
+    layer, other = Unbiased(CHANNELS, device=DEVICE), Unbiased(CHANNELS, device=DEVICE)
+    x = torch.randn(SHAPE, device=DEVICE)
     layer(x)
     with nk.use_backend("torch"):
         other(x)
     torch.testing.assert_close(layer.running_var, other.running_var)
-    assert not torch.allclose(layer.running_var, nk.BN(CHANNELS).running_var)
+    assert not torch.allclose(layer.running_var, nk.BN(CHANNELS, device=DEVICE).running_var)
 
 
 def test_what_speaks_for_itself_does_not_speak_for_others() -> None:
@@ -177,9 +178,9 @@ def test_what_speaks_for_itself_does_not_speak_for_others() -> None:
     class Both(Described, LastBatch):
         pass
 
-    x = torch.randn(16, CHANNELS, 4, 4) + 5
+    x = torch.randn(16, CHANNELS, 4, 4, device=DEVICE) + 5
     for kind in (LastBatch, Both):
-        layer = kind(CHANNELS)
+        layer = kind(CHANNELS, device=DEVICE)
         layer(x)
         torch.testing.assert_close(layer.running_mean, x.mean((0, 2, 3)))
     assert "blend_weight" in Both.own_methods
@@ -197,10 +198,10 @@ def test_a_subclass_without_methods_of_the_map_keeps_the_kernels() -> None:
         def helper(self) -> int:
             return 1
 
-    x, layer = torch.randn(SHAPE), Named(CHANNELS)
+    x, layer = torch.randn(SHAPE, device=DEVICE), Named(CHANNELS, device=DEVICE)
     layer.forward = MethodType(Named.forward, layer)  # as libraries do that look into a module
     assert not Named.own_methods
-    assert nk.why(layer, x) == nk.why(nk.BN(CHANNELS), x)
+    assert nk.why(layer, x) == nk.why(nk.BN(CHANNELS, device=DEVICE), x)
 
 
 class Changing(Normalizer):
@@ -232,8 +233,8 @@ def test_new_layers_follow_a_class_that_was_changed(
     change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a notebook does it; they had the plan of the class as it was."""
-    x = torch.randn(2, 4, 3, 3)
-    before = Changing(4)(x)
+    x = torch.randn(2, 4, 3, 3, device=DEVICE)
+    before = Changing(4, device=DEVICE)(x)
     for name, value in change.items():
         monkeypatch.setattr(Changing, name, value)
-    torch.testing.assert_close(Changing(4)(x), 2 * before)
+    torch.testing.assert_close(Changing(4, device=DEVICE)(x), 2 * before)
