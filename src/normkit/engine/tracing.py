@@ -312,8 +312,10 @@ def inductor(graph: Any, mode: Any) -> Callable[..., Any]:
     from torch._inductor.virtualized import V
 
     inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-    # one kernel writes all parts of the table, where there would be one for each
-    joined = config.patch(force_pointwise_cat=True)
+    # One kernel writes all parts of the table, where there would be one for each. Not for CPUs,
+    # whose vector code then reads outside of the parts.
+    on_cpu = any(isinstance(t, Tensor) and t.device.type == "cpu" for t in inputs)
+    joined = config.patch(force_pointwise_cat=not on_cpu)
     with joined, V.set_fake_mode(mode), tracing(TracingContext(mode)), torch.no_grad():
         compiled: Callable[..., Any] = compile_fx_inner(
             graph, inputs, cudagraphs=BoxedBool(False), is_inference=True
