@@ -15,6 +15,7 @@ import math
 import statistics
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -232,7 +233,10 @@ def measure(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                steps[variant], row["gib"] = settled(build(case, variant), case, device)
+                model = build(case, variant)
+                steps[variant], row["gib"] = settled(model, case, device)
+                if case.training and device.type == "cuda":
+                    row["from_python"] = from_python(model, steps[variant])
         except Exception as problem:  # of torchvision, of torch, of a layer that refuses
             row["error"] = first_line(problem)
             log(f"{case.model}, {variant}: {row['error']}")
@@ -265,6 +269,22 @@ def settled(model: nn.Module, case: Case, device: torch.device) -> tuple[Step, f
     return step, (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
+def from_python(model: nn.Module, step: Step) -> dict[str, int]:
+    """Why layers do not repeat a recorded step, and how many do not for each reason."""
+    found: Counter[str] = Counter()
+
+    def look(layer: nn.Module, given: Any, y: Tensor) -> None:
+        if y.grad_fn is not None and "NormalizerStep" not in y.grad_fn.name():
+            found[nk.why(layer, given[0].detach())] += 1
+
+    layers = [module for module in model.modules() if isinstance(module, nk.Normalizer)]
+    hooks = [layer.register_forward_hook(look) for layer in layers]
+    step()
+    for hook in hooks:
+        hook.remove()
+    return dict(found)
+
+
 def timer(step: Step, device: torch.device) -> Callable[[int], float]:
     """Seconds of so many steps."""
 
@@ -294,9 +314,11 @@ class Turns:
         return [first / own for first, own in zip(self.first, self.own, strict=True)]
 
 
-def in_turns(timers: dict[str, Callable[[int], float]], turns: int) -> dict[str, Turns]:
-    """What a step of each takes; three turns where no more are needed."""
-    counts = {name: _count(timer) for name, timer in timers.items()}
+def in_turns(
+    timers: dict[str, Callable[[int], float]], turns: int, seconds: float = TURN_SECONDS
+) -> dict[str, Turns]:
+    """What a step of each takes, in turns of so many seconds; three where no more are needed."""
+    counts = {name: _count(timer, seconds) for name, timer in timers.items()}
     times = {name: Turns() for name in timers}
     first = next(iter(timers), "")
     for turn in range(turns):
@@ -309,9 +331,9 @@ def in_turns(timers: dict[str, Callable[[int], float]], turns: int) -> dict[str,
     return times
 
 
-def _count(timer: Callable[[int], float]) -> int:
+def _count(timer: Callable[[int], float], seconds: float) -> int:
     timer(1)  # memory that was given back is asked for again
-    return max(2, min(30, round(TURN_SECONDS / timer(1))))
+    return max(2, min(30, round(seconds / timer(1))))
 
 
 def _spread(values: list[float]) -> float:

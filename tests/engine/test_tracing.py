@@ -302,6 +302,41 @@ def test_inductors_kernels_are_replayed_on_a_gpu(
     assert "NormalizerStep" in y.grad_fn.name(), nk.why(layer, x)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["rms", "gbgn", "ghost_bn", "ibn", "ssn", "shifted_bn"])
+def test_steps_of_a_network_are_replayed_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As people train: autocast, channels_last, several sizes, and an optimizer."""
+    monkeypatch.delenv(tracing.SWITCH, raising=False)
+    nk.build_extension()
+    parts: list[nn.Module] = []
+    for inside, outside in ((3, 64), (64, 64), (64, 128), (128, 256), (256, 512)):
+        stride = 1 if inside == outside else 2
+        parts += [nn.Conv2d(inside, outside, 3, stride, 1), nk.make(name, outside), nn.ReLU(True)]
+    model = nn.Sequential(*parts, nn.Flatten(), nn.Linear(2048, 8))
+    model.to(DEVICE).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, foreach=True)
+    said: list[str] = []
+
+    def look(layer: nn.Module, given: Any, y: Tensor) -> None:
+        if "NormalizerStep" not in y.grad_fn.name():
+            said.append(nk.why(layer, given[0].detach()))
+
+    for step in range(5):
+        if step == 4:
+            for layer in model.modules():
+                if isinstance(layer, nk.Normalizer):
+                    layer.register_forward_hook(look)
+        x = torch.randn(128, 3, 32, 32, device=DEVICE).to(memory_format=torch.channels_last)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    assert not said
+
+
 def test_nothing_is_compiled_on_a_cpu() -> None:
     layer, x = made("gbgn", {"groups": 2}), torch.randn(4, 8, 3, 3, dtype=torch.float64)
     layer(x)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from torch import Tensor
 from normkit.core.fusion import Traced
 from normkit.core.layout import Layout
 from normkit.core.messages import first_line
+from normkit.core.precision import without_autocast
 from normkit.core.statistics import LayerState
 from normkit.engine.coefficients import TableFunctions, Untraceable, kind_of
 from normkit.engine.cpu import tape
@@ -285,11 +285,9 @@ class _Tracer:
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        device = self.device.type
-        autocast = torch.autocast(device, enabled=False) if device == "cuda" else nullcontext()
         # hooks for saved tensors are others': a checkpoint counts what is saved
         aside = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
-        with autocast, aside, self.mode, enable_python_dispatcher():
+        with without_autocast(self.device), aside, self.mode, enable_python_dispatcher():
             trace = make_fx(function, decomposition_table=select_decomp_table())
             graph = trace(self.count, *tensors)
         graph.graph.eliminate_dead_code()
@@ -312,11 +310,15 @@ def inductor(graph: Any, mode: Any) -> Callable[..., Any]:
     from torch._inductor.virtualized import V
 
     inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-    # One kernel writes all parts of the table, where there would be one for each. Not for CPUs,
-    # whose vector code then reads outside of the parts.
-    on_cpu = any(isinstance(t, Tensor) and t.device.type == "cpu" for t in inputs)
-    joined = config.patch(force_pointwise_cat=not on_cpu)
-    with joined, V.set_fake_mode(mode), tracing(TracingContext(mode)), torch.no_grad():
+    device = next(t.device for t in inputs if isinstance(t, Tensor))
+    with (
+        V.set_fake_mode(mode),
+        tracing(TracingContext(mode)),
+        torch.no_grad(),
+        without_autocast(device),
+        # one kernel writes all parts of the table, where there would be one for each
+        config.patch(force_pointwise_cat=device.type != "cpu"),
+    ):
         compiled: Callable[..., Any] = compile_fx_inner(
             graph, inputs, cudagraphs=BoxedBool(False), is_inference=True
         )
