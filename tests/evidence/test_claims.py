@@ -310,6 +310,17 @@ def test_a_norm_that_may_be_as_good_as_the_best_is_named_beside_it() -> None:
     assert not_shown_lower(found, "a", 0.005) == ["d", "b"]  # d has no pair
 
 
+def test_runs_that_a_large_network_lost_are_told_beside_the_best(tmp_path: Path) -> None:
+    for file in ("m-worker-batch", "l-resnet18"):
+        results = made_up(file, {"gn": 0.05}, collapsed="bcn + ws" if file == "l-resnet18" else "")
+        write_results(experiment_of(file), results, tmp_path)
+    short = which_page(tmp_path).partition("## By the number")[0]
+    assert "of bcn + ws 1 of 5 without warm-up, 1 of 5 with an epoch of it." in short
+    assert short.count("| 2 | gn 8") == 2  # with warm-up and without
+    assert "in a ResNet-18 with warm-up" in short
+    assert "BCN + WS beats BN in a ResNet-18: Without" in which_page(tmp_path)
+
+
 def test_claims_without_results_are_not_run() -> None:
     assert judge(claim_of("WS helps GN"), {}) == []
 
@@ -335,6 +346,7 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     text = evidence_page(tmp_path)
     assert "| [g](#g) | UBN beats BN at the end | UBN, table 4 and figure 1 | 2 |" in text
     assert "Not run." in text
+    assert "UBN beats BN at the end †" in text  # two of its seeds
 
 
 def test_reports_leave_the_pages_alone(

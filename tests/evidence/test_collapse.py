@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from tools.evidence import collapse
+from tools.evidence.claims import ALL
 
 
 def test_plain_torch_is_the_same_network():
-    model = collapse.by_layers(3)
+    model = collapse.by_layers("l-resnet18", "bcn + ws", 3)
     twin = collapse.by_torch(model)
     assert not any(type(m).__module__.startswith("normkit.layers") for m in twin.modules())
     x = torch.randn(4, 3, 32, 32)
@@ -34,15 +35,19 @@ def test_results_are_kept_once(tmp_path, monkeypatch, capsys):
             yield images, torch.tensor([0, 1])
 
     monkeypatch.setattr(collapse, "batches", batches)
-    monkeypatch.setattr(collapse, "by_layers", lambda seed: _linear(seed))
+    monkeypatch.setattr(collapse, "by_layers", lambda file, variant, seed: _linear(seed))
     path = tmp_path / "collapse.json"
-    given = ["--steps", "20", "--warmup", "0", "30", "--results", str(path)]
+    given = ["--of", "j-xbn-positions", "--steps", "20", "--warmup", "0", "30"]
+    given += ["--results", str(path)]
     for _ in range(2):
         assert collapse.main(given) == 0
     kept = json.loads(path.read_text())
     assert kept == collapse.rows(path)
-    assert [(row["warmup"], row["by"]) for row in kept] == [
-        *((warmup, by) for warmup in (0, 30) for by in ("layers", "torch"))
+    assert [(row["variant"], row["warmup"], row["by"]) for row in kept] == [
+        (variant, warmup, by)
+        for variant in ("bn", "xbn, second")
+        for warmup in (0, 30)
+        for by in ("layers", "torch")
     ]
     for row in kept:
         assert len(row["losses"]) == 2
@@ -60,8 +65,11 @@ def test_the_page_has_the_first_steps(tmp_path, monkeypatch):
     pytest.importorskip("scipy", reason="scipy is not installed")
     from tools.evidence import asides
 
-    rows = [{"seed": 1, "by": "torch", "warmup": 391, "losses": [2.5, 1.25]}]
-    monkeypatch.setattr(asides, "collapse_rows", lambda: rows)
-    assert "| 391 steps | 1 | plain torch | 2.50 | 1.25 |" in list(asides.first_steps())
-    monkeypatch.setattr(asides, "collapse_rows", list)
-    assert list(asides.first_steps()) == []
+    row = {"of": "j-xbn-positions", "variant": "bn", "seed": 1, "by": "torch", "warmup": 391}
+    monkeypatch.setattr(asides, "collapse_rows", lambda: [{**row, "losses": [2.5, 1.25]}])
+    claim, other = (
+        next(c for c in ALL if c.file == file and c.first_steps)
+        for file in ("j-xbn-positions", "l-resnet18")
+    )
+    assert "| bn | 391 steps | 1 | plain torch | 2.50 | 1.25 |" in list(asides.first_steps(claim))
+    assert list(asides.first_steps(other)) == []

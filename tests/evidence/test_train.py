@@ -15,8 +15,16 @@ from normkit.lab.results import DONE, Epoch, Result
 from normkit.lab.store import Store
 from tools.evidence import __main__ as command
 from tools.evidence import train
-from tools.evidence.claims import ALL, STAGES, Stage, experiment_of, ordered_runs
-from tools.evidence.judge import NOT_RUN
+from tools.evidence.claims import (
+    ALL,
+    FIRST_STAGES,
+    STAGES,
+    Stage,
+    experiment_of,
+    ordered_runs,
+    stage_runs,
+)
+from tools.evidence.judge import claim_experiment
 from tools.evidence.missing import missing_stages, plan_lines
 from tools.evidence.new_runs import NewRuns, NewRunsError, read_new_runs, take
 from tools.evidence.page import Evidence
@@ -311,18 +319,34 @@ def test_what_is_missing_is_expected_to_take_as_long_as_what_is_like_it(committe
 
 
 def test_claims_with_one_schedule_are_next() -> None:
-    """Of what is missing, second schedules of claims come before other values of their grids."""
-    missing = missing_stages(read_all(), read_sweeps())
-    with_one = set()
-    for claim, rows in zip(ALL, Evidence().rows, strict=True):
-        ran = [row for row in rows if row.answer != NOT_RUN]
-        planned, found = ({dict(row.cell).get("train.warmup") for row in r} for r in (rows, ran))
-        if len(planned) == 2 and len(found) == 1:
-            with_one.add(claim.file)
-    with_one.discard("e-forms-of-the-scale")  # its first claim has both
-    first = [stage.file for stage in missing][: len(with_one)]
-    assert {*first} == with_one
-    assert {stage.file for stage in STAGES} >= with_one
+    """After the first stages, schedules that a claim has no row of come before other values."""
+    assert STAGES[: len(FIRST_STAGES)] == FIRST_STAGES
+    told = {run.id for run in ordered_runs(FIRST_STAGES)}
+    known, gains = schedules_told(told), []
+    for stage in STAGES[len(FIRST_STAGES) :]:
+        told |= {run.id for _, run in stage_runs(stage)}
+        gains.append(len(schedules_told(told) - known))
+        known = schedules_told(told)
+    assert [each > 0 for each in gains] == sorted((each > 0 for each in gains), reverse=True)
+    assert 0 in gains
+    assert known == {
+        (place, dict(variant.cell).get("train.warmup"))
+        for place, claim in enumerate(ALL)
+        for variant in claim_experiment(claim).variants
+    }
+
+
+def schedules_told(runs: set[str]) -> set[tuple[int, object]]:
+    """Of which schedules a claim has a row of which all seeds are there, by its place."""
+    found: set[tuple[int, object]] = set()
+    for place, claim in enumerate(ALL):
+        experiment, seeds = claim_experiment(claim), experiment_of(claim.file).seeds
+        for variant in experiment.variants:
+            row = (variant, experiment.variant(experiment.baseline, variant.cell))
+            whole = {run.id for each in row for run in each.runs(seeds)} <= runs
+            if whole and variant.name in claim.expected:
+                found.add((place, dict(variant.cell).get("train.warmup")))
+    return found
 
 
 @pytest.mark.parametrize(

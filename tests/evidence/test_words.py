@@ -9,7 +9,7 @@ import pytest
 
 from claims_made_up import claim_of, made_up
 from normkit.lab.results import Result
-from tools.evidence.asides import losses_of_pairs, lost_runs
+from tools.evidence.asides import losses_of_pairs, lost_runs, training_accuracies
 from tools.evidence.claims import ALL, experiment_of
 from tools.evidence.judge import NOT_RUN, judge
 from tools.evidence.page import TEXT, Evidence
@@ -96,7 +96,10 @@ def with_losses(result: Result, first: float, last: float) -> Result:
     epochs = zip(result.epochs, losses, strict=True)
     return dataclasses.replace(
         result,
-        epochs=tuple(dataclasses.replace(epoch, train_loss=loss) for epoch, loss in epochs),
+        epochs=tuple(
+            dataclasses.replace(epoch, train_loss=loss, train_accuracy=last / 10)
+            for epoch, loss in epochs
+        ),
     )
 
 
@@ -113,6 +116,7 @@ def test_training_losses_are_of_the_pairs_that_were_compared() -> None:
     rows = judge(claim, results)
     told = [losses_of_pairs(claim, row, results) for row in rows]
     assert told == ["4.000 to 0.250; 1.500 to 0.500", ""]
+    assert [training_accuracies(claim, row, results) for row in rows] == ["2.5; 5.0", ""]
     assert lost_runs(claim, rows, results).startswith(
         "Lost: bcn + ws, no warm-up, seed 1: collapsed, training loss 8.000 to 8.000; "
         "bcn + ws, warm-up, seed 1: collapsed"

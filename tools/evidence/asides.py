@@ -17,16 +17,17 @@ SERIES = ("condensation",)  # one number an epoch, shown epoch by epoch
 
 def losses_of_pairs(claim: Claim, row: ClaimRow, results: Mapping[str, Result]) -> str:
     """Did it train more slowly, or as well? Of the pairs that were compared; "": not known."""
-    if row.answer == NOT_RUN or claim.measure.endswith("_trend"):
-        return ""
-    experiment = claim_experiment(claim)
-    ours, theirs = (
-        _finished(experiment.variant(name, row.cell), experiment, results)
-        for name in (row.variant, row.baseline)
-    )
-    both = [seed for seed in ours if seed in theirs]
-    pair = [losses([side[seed] for seed in both]) for side in (ours, theirs)]
-    return f"{pair[0]}; {pair[1]}" if all(pair) else ""
+    pair = [losses(runs) for runs in _pairs(claim, row, results)]
+    return "; ".join(pair) if all(pair) else ""
+
+
+def training_accuracies(claim: Claim, row: ClaimRow, results: Mapping[str, Result]) -> str:
+    """Of the last epoch, in percent: is what is lost lost in training, or on test images?"""
+    shown = []
+    for runs in _pairs(claim, row, results):
+        found = [each for run in runs if (each := run.epochs[-1].train_accuracy) is not None]
+        shown += [f"{100 * statistics.fmean(found):.1f}"] if found else []
+    return "; ".join(shown) if len(shown) == len(("ours", "theirs")) else ""
 
 
 def lost_runs(claim: Claim, rows: Sequence[ClaimRow], results: Mapping[str, Result]) -> str:
@@ -34,6 +35,21 @@ def lost_runs(claim: Claim, rows: Sequence[ClaimRow], results: Mapping[str, Resu
     if not any(row.lost or row.baseline_lost for row in rows):
         return ""
     return f"Lost: {'; '.join(_lost_runs(claim_experiment(claim), results))}."
+
+
+def _pairs(
+    claim: Claim, row: ClaimRow, results: Mapping[str, Result]
+) -> tuple[list[Result], list[Result]]:
+    """The runs of both sides that were compared; none where nothing was."""
+    if row.answer == NOT_RUN or claim.measure.endswith("_trend"):
+        return [], []
+    experiment = claim_experiment(claim)
+    ours, theirs = (
+        _finished(experiment.variant(name, row.cell), experiment, results)
+        for name in (row.variant, row.baseline)
+    )
+    both = [seed for seed in ours if seed in theirs]
+    return [ours[seed] for seed in both], [theirs[seed] for seed in both]
 
 
 def _finished(
@@ -72,26 +88,20 @@ def _lost_runs(experiment: Experiment, results: Mapping[str, Result]) -> Iterato
 def by_epoch(
     claim: Claim, rows: Sequence[ClaimRow], results: Mapping[str, Result]
 ) -> Iterator[str]:
-    """A measure of both sides, epoch by epoch."""
-    experiment = claim_experiment(claim)
+    """A measure of both sides, epoch by epoch, of the pairs that were compared."""
     for row in (row for row in rows if row.answer != NOT_RUN):
-        ours, theirs = (
-            _epoch_means(claim.measure, experiment.variant(name, row.cell), experiment, results)
-            for name in (row.variant, row.baseline)
-        )
+        ours, theirs = (_epoch_means(claim.measure, each) for each in _pairs(claim, row, results))
         yield (
             f"By epoch, from before the first on, {where(row.cell)}: {row.variant} {ours}; "
             f"{row.baseline} {theirs}."
         )
 
 
-def _epoch_means(
-    measure: str, variant: Variant, experiment: Experiment, results: Mapping[str, Result]
-) -> str:
+def _epoch_means(measure: str, runs: Sequence[Result]) -> str:
     """Means of a measure over the seeds."""
     values: dict[int, list[float]] = {}
-    for run in variant.runs(experiment.seeds):
-        for epoch in results[run.id].epochs if run.id in results else ():
+    for run in runs:
+        for epoch in run.epochs:
             if (value := epoch.measures.get(measure)) is not None:
                 values.setdefault(epoch.epoch, []).append(value)
     return ", ".join(f"{statistics.fmean(each):.3f}" for _, each in sorted(values.items()))
@@ -111,19 +121,19 @@ def by_layer(
         yield f"By layer, {where(row.cell)}: {means}."
 
 
-def first_steps() -> Iterator[str]:
+def first_steps(claim: Claim) -> Iterator[str]:
     """Of collapse.py: the same steps by the library's layers and by plain torch."""
-    found = collapse_rows()
+    found = [row for row in collapse_rows() if row["of"] == claim.file]
     if not found:
         return
     longest = max(len(row["losses"]) for row in found)
     ends = " | ".join(f"to {10 * (i + 1)}" for i in range(longest))
     yield "Mean training loss in float32, by steps (`python -m tools.evidence.collapse`):"
     yield ""
-    yield f"| warm-up | seed | by | {ends} |"
-    yield "|---|---:|---|" + longest * "---:|"
+    yield f"| variant | warm-up | seed | by | {ends} |"
+    yield "|---|---|---:|---|" + longest * "---:|"
     for row in found:
         warmup = f"{row['warmup']} steps" if row["warmup"] else "no"
         by = {"layers": "these layers", "torch": "plain torch"}[row["by"]]
         losses = " | ".join(f"{loss:.2f}" for loss in row["losses"])
-        yield f"| {warmup} | {row['seed']} | {by} | {losses} |"
+        yield f"| {row['variant']} | {warmup} | {row['seed']} | {by} | {losses} |"

@@ -1,13 +1,14 @@
-"""Is it the layers, or the method? A run of claim (l) by them, and by plain torch beside it.
+"""Is it the layers, or the method? First steps of claims by them, and by plain torch beside it.
 
     NORMKIT_DATA=… python -m tools.evidence.collapse --steps 60 --warmup 0 391
 
-Without warm-up BCN + WS ends in a constant answer in a ResNet-18 more often than not. Here its
-first steps are trained in float32, from the same start on the same batches, once by the library's
-layers and once by formulas as one would write them in torch (benchmarks/straightforward.py, and
-weights standardized by mean and deviation). Both take nearly the same steps, or one of them is
-wrong. A ``--warmup`` is in steps: 391 are an epoch. Mean losses of ten steps each are kept in
-RESULTS, from which docs/evidence.md is written.
+Without warm-up BCN + WS ends in a constant answer in a ResNet-18 more often than not (l), and an
+XBN of bottlenecks starts worse than batch norms (j). Here their first steps are trained in
+float32, from the same start on the same batches, once by the library's layers and once by formulas
+as one would write them in torch (benchmarks/straightforward.py, and weights standardized by mean
+and deviation). Both take nearly the same steps, or one of them is wrong. A ``--warmup`` is in
+steps: 391 are an epoch. Mean losses of ten steps each are kept in RESULTS, from which
+docs/evidence.md is written.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import copy
 import json
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-import normkit as nk
 from benchmarks.straightforward import FORMULAS, Plain
 from normkit.core.atomic_write import write_text
 from normkit.errors import NormkitError
 from normkit.lab.data import load
 from normkit.lab.data.transforms import normalize
-from normkit.lab.models.build import build
+from normkit.lab.models.variant import build_variant
 from normkit.layers.base import Normalizer
 from tools.evidence.claims import experiment_of
 
-EXPERIMENT, VARIANT = "l-resnet18", "bcn + ws"
+CASES = {"l-resnet18": ("bcn + ws",), "j-xbn-positions": ("bn", "xbn, second")}  # by experiment
 RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "collapse.json"
 LINE = 10  # steps
 BATCH = 128
@@ -59,18 +60,10 @@ class StandardizedConv(nn.Module):
         return F.conv2d(x, w, None, self.stride, self.padding)
 
 
-def by_layers(seed: int) -> nn.Module:
-    """The network of the claim, with the library's layers."""
-    [variant] = [
-        v
-        for v in experiment_of(EXPERIMENT).variants
-        if v.name == VARIANT and dict(v.cell)["train.warmup"] == 0
-    ]
-    torch.manual_seed(seed)
-    model = build(variant.setting.model, 10, (3, 32, 32))
-    nk.convert(model, "bcn", micro=False)
-    nk.standardize(model, "ws")
-    return model
+def by_layers(file: str, variant: str, seed: int) -> nn.Module:
+    """The network of a claim, with the library's layers."""
+    setting = next(v.setting for v in experiment_of(file).variants if v.name == variant)
+    return build_variant(setting, 10, (3, 32, 32), seed=seed)
 
 
 def by_torch(model: nn.Module) -> nn.Module:
@@ -90,7 +83,7 @@ def by_torch(model: nn.Module) -> nn.Module:
 
 def batches(seed: int, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of CIFAR-10, flipped and cropped, the same for whoever asks."""
-    sets = load(experiment_of(EXPERIMENT).variants[0].setting.data, device)
+    sets = load(experiment_of(next(iter(CASES))).variants[0].setting.data, device)
     draw = torch.Generator().manual_seed(seed)
     train: Any = sets.train
     images, labels, scale, shift = (
@@ -131,7 +124,7 @@ def losses(
 
 
 def rows(path: Path = RESULTS) -> list[dict[str, Any]]:
-    """What was kept: seed, by what, steps of warm-up, losses."""
+    """What was kept: experiment, variant, seed, by what, steps of warm-up, losses."""
     if not path.exists():
         return []
     kept: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
@@ -140,9 +133,10 @@ def rows(path: Path = RESULTS) -> list[dict[str, Any]]:
 
 def keep(row: dict[str, Any], path: Path) -> None:
     """In the place of an earlier run of the same."""
-    same = ("seed", "by", "warmup")
+    same = ("of", "variant", "seed", "by", "warmup")
     others = [old for old in rows(path) if any(old[name] != row[name] for name in same)]
-    kept = sorted([*others, row], key=lambda each: [each[n] for n in ("warmup", "seed", "by")])
+    order = ("of", "variant", "warmup", "seed", "by")
+    kept = sorted([*others, row], key=lambda each: [each[name] for name in order])
     lines = ",\n ".join(json.dumps(each) for each in kept)
     write_text(path, f"[{lines}]\n")
 
@@ -153,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--of", choices=CASES, nargs="+", default=[*CASES], metavar="EXPERIMENT")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warmup", type=int, nargs="+", default=[0], help="0 and 391, say")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
@@ -161,16 +156,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        for seed in options.seeds:
-            for warmup in options.warmup:
-                model = by_layers(seed)
-                for by, one in (("layers", model), ("torch", by_torch(model))):
-                    if options.by not in ("both", by):
-                        continue
-                    print(f"seed {seed}, {warmup} steps of warm-up, by {by}", flush=True)
-                    found = losses(one, seed, options.steps, warmup, device)
-                    row = {"seed": seed, "by": by, "warmup": warmup, "losses": found}
-                    keep(row, options.results)
+        cases = [(file, name) for file in options.of for name in CASES[file]]
+        for (file, name), seed, warmup in product(cases, options.seeds, options.warmup):
+            model = by_layers(file, name, seed)
+            for by, one in (("layers", model), ("torch", by_torch(model))):
+                if options.by not in ("both", by):
+                    continue
+                print(f"{file}, {name}: seed {seed}, {warmup} steps of warm-up, by {by}")
+                found = losses(one, seed, options.steps, warmup, device)
+                about = {"of": file, "variant": name, "seed": seed, "by": by}
+                keep({**about, "warmup": warmup, "losses": found}, options.results)
     except NormkitError as error:
         parser.error(str(error))
     return 0

@@ -19,6 +19,7 @@ from tools.evidence.asides import (
     first_steps,
     losses_of_pairs,
     lost_runs,
+    training_accuracies,
 )
 from tools.evidence.claims import ALL, OUR_OWN, Claim, experiment_of
 from tools.evidence.judge import (
@@ -29,6 +30,7 @@ from tools.evidence.judge import (
     NOT_SHOWN,
     ClaimRow,
     all_seeds,
+    claim_experiment,
     judge,
     judge_left,
     scores,
@@ -63,7 +65,10 @@ Each row of a claim compares two networks over the seeds that were trained of bo
 - *better, not shown whether slightly* (or worse): a difference is shown, but not whether it is
   smaller than half a point
 - *unstable*: runs diverged or collapsed. That something is worse also holds where runs of it were
-  lost and none of the other side ((o) at spread 4).
+  lost and none of the other side ((o) at spread 4)
+
+Training losses and accuracies are means over an epoch while the network trains, on images that are
+flipped and cropped.
 
 Answers are the lab's verdicts ([what they promise](verdicts.md)): two-sided paired t-tests, with
 5 % for all planned rows of a claim together, those not run yet included (Holm); intervals are as
@@ -244,10 +249,7 @@ def _in_a_minute(evidence: Evidence) -> Iterator[str]:
         answers = {row.answer for row in rows if row.answer != NOT_RUN} or {NOT_RUN}
         one = UNSTABLE if UNSTABLE in answers else answers.pop() if len(answers) == 1 else "in part"
         groups[one].append(i)
-    yield (
-        f"{len(ALL)} claims; † where some rows of a claim are still missing, mostly the schedule "
-        "without warm-up."
-    )
+    yield f"{len(ALL)} claims; † where some rows of a claim, or seeds of one, are still missing."
     yield ""
     for heading, members in groups.items():
         if members:
@@ -261,10 +263,16 @@ def _in_short(evidence: Evidence, members: Sequence[int], letter: str) -> str:
     texts = []
     for i in members:
         if ALL[i].letter == letter:
-            rows = evidence.rows[i]
-            some = _ran(rows) and any(row.answer == NOT_RUN for row in rows)
+            some = _ran(evidence.rows[i]) and _lacks_runs(evidence, ALL[i])
             texts.append(f"{ALL[i].text}{' †' if some else ''}")
     return f"[({letter})](#{letter}) {'; '.join(texts)}"
+
+
+def _lacks_runs(evidence: Evidence, claim: Claim) -> bool:
+    """Are runs that a claim is to be judged by still missing, whole rows or seeds?"""
+    seeds = evidence.experiments[claim.file].seeds
+    runs = (run for each in claim_experiment(claim).variants for run in each.runs(seeds))
+    return any(run.id not in evidence.pool for run in runs)
 
 
 def _summary(claim: Claim, rows: Sequence[ClaimRow], left: Sequence[ClaimRow]) -> str:
@@ -327,19 +335,23 @@ def _section(evidence: Evidence, i: int) -> Iterator[str]:
         yield claim.note
     if claim.first_steps:
         yield ""
-        yield from first_steps()
+        yield from first_steps(claim)
 
 
 def _table(claim: Claim, rows: Sequence[ClaimRow], results: Mapping[str, Result]) -> Iterator[str]:
     """The rows that were run; with the losses of their pairs where there are results to look in."""
     ran = [row for row in rows if row.answer != NOT_RUN]
-    losses = [losses_of_pairs(claim, row, results) for row in ran]
-    more = " training loss, first to last epoch |" if any(losses) else ""
+    beside = {
+        "training loss, first to last epoch": losses_of_pairs,
+        "training accuracy, last epoch": training_accuracies,
+    }
+    found = {title: [tell(claim, row, results) for row in ran] for title, tell in beside.items()}
+    told = {title: column for title, column in found.items() if any(column)}
     head = "| where | compared | n | the first | the second | difference | interval | answer |"
-    yield f"{head}{more}"
-    yield f"|---|---|---:|---:|---:|---:|---:|---|{'---|' if more else ''}"
-    for row, loss in zip(ran, losses, strict=True):
-        yield _row(claim, row) + (f" {loss or '–'} |" if more else "")
+    yield head + "".join(f" {title} |" for title in told)
+    yield "|---|---|---:|---:|---:|---:|---:|---|" + "---|" * len(told)
+    for i, row in enumerate(ran):
+        yield _row(claim, row) + "".join(f" {column[i] or '–'} |" for column in told.values())
 
 
 def _row(claim: Claim, row: ClaimRow) -> str:

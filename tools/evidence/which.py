@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.page import GpuRun, title
-from normkit.lab.experiment import Experiment
+from normkit.lab.experiment import Experiment, Variant
 from normkit.lab.results import DONE, Result
-from normkit.lab.statistics import compare, decide
+from normkit.lab.statistics import UNSTABLE, compare, decide
 from tools.evidence.claims import ALL, OUR_OWN
-from tools.evidence.judge import CONTRADICTED, NOT_RUN, ClaimRow, scores
+from tools.evidence.judge import CONTRADICTED, FAILS, NOT_RUN, ClaimRow, scores
 from tools.evidence.page import Evidence
 from tools.evidence.results import RESULTS
 from tools.evidence.words import Digits, where
@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "docs" / "benchmark-gpu.json"
 FILE = "m-worker-batch"
 DAMAGED = "p-damaged-images"
+LARGE = "l-resnet18"
 SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale", "a-resnet18", "l-resnet18")
 WORKER, WARM = "train.worker_batch", "train.warmup"
 AGAIN = "python -m tools.evidence.train --results EMPTY --out FOLDER"
@@ -109,7 +110,8 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     if mind := _to_mind(evidence):
         yield "## What to mind"
         yield ""
-        yield "Where a paper's claim is contradicted here, and what the runs say beside that."
+        yield "Where a paper's claim is contradicted here, does not hold, or runs were lost, and"
+        yield "what the runs say beside that."
         yield "Letters and names such as a-wider are of [evidence.md](evidence.md):"
         yield ""
         yield from mind
@@ -125,33 +127,29 @@ def _to_mind(evidence: Evidence) -> list[str]:
         for i, claim in enumerate(ALL)
         if claim.note
         and not claim.source.startswith(OUR_OWN)
-        and any(row.answer == CONTRADICTED for row in evidence.rows[i])
+        and any(row.answer in (CONTRADICTED, FAILS, UNSTABLE) for row in evidence.rows[i])
     ]
 
 
 def _in_short(evidence: Evidence) -> Iterator[str]:
     """The best for each number of images, what they are in code, what they cost."""
-    experiment = evidence.experiments[FILE]
     yield "Test accuracies with an epoch of warm-up, in percent, with the number of seeds: highest,"
     yield "those not shown to be lower (paired seeds, Holm for the row), and the next. At 128"
     yield f"images norms of {', '.join(ALIKE)} are there too; at fewer they were not measured."
     yield ""
-    yield "| images that share statistics | highest | not shown to be lower | next | bn |"
-    yield "|---:|---|---|---|---|"
-    for size in _sizes(experiment):
-        found = seen_scores(evidence, size)
-        micro = found.pop(MICRO, {})
-        if not found:
-            continue
-        names = sorted(found, key=lambda name: -_mean(found[name]))
-        level = not_shown_lower(found, names[0], experiment.equivalence)
-        rest = [name for name in names[1:] if name not in level]
-        fields = [", ".join(_scored(found, each) for each in part) or "–" for part in
-                  (names[:1], level, rest[:1], ["bn"] if "bn" in found else [])]  # fmt: skip
-        yield f"| {size} | {' | '.join(fields)} |"
+    yield from _highest(evidence, warmup=1)
     yield ""
-    if micro:
+    if len(cold := list(_highest(evidence, warmup=0))) > 2:
+        yield "Without warm-up, where bn was run too; not all norms were:"
+        yield ""
+        yield from cold
+        yield ""
+    if micro := seen_scores(evidence, 2).get(MICRO, {}):
         yield from _micro(evidence, micro)
+        yield ""
+    if lost := list(_lost(evidence)):
+        yield "**Warm the learning rate up.** From the first step at 0.1 runs of a ResNet-18 were"
+        yield f"lost ([evidence.md](evidence.md#l), l): {'; '.join(lost)}."
         yield ""
     rows, device = _network_rows("resnet18-32")
     yield "In code, as measured (`widths`: the network's numbers of channels, here 16, 32, 64); and"
@@ -169,39 +167,96 @@ def _in_short(evidence: Evidence) -> Iterator[str]:
     yield "    python -m benchmarks.gpu --parts 'network resnet18-32'"
 
 
+def _highest(evidence: Evidence, warmup: int) -> Iterator[str]:
+    """The best for each number of images; without warm-up only beside bn."""
+    experiment = evidence.experiments[FILE]
+    yield "| images that share statistics | highest | not shown to be lower | next | bn |"
+    yield "|---:|---|---|---|---|"
+    for size in _sizes(experiment):
+        found = seen_scores(evidence, size, warmup)
+        found.pop(MICRO, None)
+        if not found or (not warmup and "bn" not in found):
+            continue
+        names = _by_mean(found)
+        level = not_shown_lower(found, names[0], experiment.equivalence)
+        rest = [name for name in names[1:] if name not in level]
+        fields = [", ".join(_scored(found, each) for each in part) or "–" for part in
+                  (names[:1], level, rest[:1], ["bn"] if "bn" in found else [])]  # fmt: skip
+        yield f"| {size} | {' | '.join(fields)} |"
+
+
+def _lost(evidence: Evidence) -> Iterator[str]:
+    """Of the large network, how many runs of each norm were lost, by schedule, if any."""
+    experiment = evidence.pooled(LARGE)
+    for name in _names(experiment):
+        told = {}
+        for variant in (each for each in experiment.variants if each.name == name):
+            values, lost = scores(experiment, variant, evidence.pool)
+            if values or lost:
+                told[dict(variant.cell)[WARM]] = (lost, lost + len(values))
+        if any(lost for lost, _ in told.values()):
+            words = {0: "without warm-up", 1: "with an epoch of it"}
+            yield f"of {name} " + ", ".join(
+                f"{lost} of {many} {words[warm]}" for warm, (lost, many) in sorted(told.items())
+            )
+
+
 def _micro(evidence: Evidence, micro: Mapping[int, float]) -> Iterator[str]:
-    """The micro-batch form beside its fair rival."""
-    sync = seen_scores(evidence, 128).get("bn", {})
-    gaps = [micro[seed] - sync[seed] for seed in micro if seed in sync]
+    """The micro-batch form beside its fair rival, on either schedule and in the large network."""
     yield f"Where workers may exchange numbers once a step: {MICRO} has {100 * _mean(micro):.1f}"
     yield "(one set of runs for 8, 2 and 1 images a worker: statistics from samples alone, and"
-    yield "estimates updated once a step from all 128 images). Its fair rival is SyncBN, bn at"
-    if len(gaps) > 1:
-        margin = evidence.experiments[FILE].equivalence
-        [decision] = decide([gaps], margin)
-        yield (
-            f"128: {100 * _mean(sync):.1f}. On {len(gaps)} paired seeds the difference is "
-            f"{100 * statistics.fmean(gaps):+.2f} ({decision.verdict})."
-        )
-    else:
-        yield "128, not measured."
+    yield "estimates updated once a step from all 128 images). Its fair rival is SyncBN, bn at 128:"
+    large = _scores_in(evidence, LARGE, "bn"), _scores_in(evidence, LARGE, MICRO)
+    pairs = {
+        "with warm-up": (seen_scores(evidence, 128).get("bn", {}), micro),
+        "without": (
+            seen_scores(evidence, 128, warmup=0).get("bn", {}),
+            seen_scores(evidence, 2, warmup=0).get(MICRO, {}),
+        ),
+        "in a ResNet-18 with warm-up": large,
+    }
+    told = []
+    for words, (sync, own) in pairs.items():
+        gaps = [own[seed] - sync[seed] for seed in own if seed in sync]
+        if len(gaps) > 1:
+            [decision] = decide([gaps], evidence.experiments[FILE].equivalence)
+            told.append(
+                f"{words} {100 * statistics.fmean(gaps):+.2f} on {len(gaps)} paired seeds "
+                f"({decision.verdict})"
+            )
+    yield f"{'; '.join(told) or 'not measured'}."
 
 
-def seen_scores(evidence: Evidence, size: int) -> dict[str, dict[int, float]]:
-    """By norm and seed, with warm-up: all on this ground, without those that lost a run."""
+def _scores_in(evidence: Evidence, file: str, name: str) -> dict[int, float]:
+    """With warm-up, by seed; none where a run was lost."""
+    experiment = evidence.pooled(file)
+    [variant] = [v for v in experiment.variants if v.name == name and dict(v.cell)[WARM] == 1]
+    return _whole(experiment, variant, evidence.pool)
+
+
+def _whole(
+    experiment: Experiment, variant: Variant, results: Mapping[str, Result]
+) -> dict[int, float]:
+    """Scores by seed; none where a run was lost."""
+    runs = {run.seed: results.get(run.id) for run in variant.runs(experiment.seeds)}
+    ran = {seed: each for seed, each in runs.items() if each is not None}
+    if any(each.outcome(experiment.metric) != DONE for each in ran.values()):
+        return {}
+    return {seed: each.score(experiment.metric) or 0.0 for seed, each in ran.items()}
+
+
+def seen_scores(evidence: Evidence, size: int, warmup: int = 1) -> dict[str, dict[int, float]]:
+    """By norm and seed, with or without warm-up: all on this ground that lost no run."""
     found: dict[str, dict[int, float]] = {}
     for file in (FILE, *(ALIKE if size == 128 else ())):
         experiment = evidence.pooled(file)
         for variant in experiment.variants:
             cell = dict(variant.cell)
-            if cell[WARM] != 1 or cell.get(WORKER, size) != size:
+            if cell[WARM] != warmup or cell.get(WORKER, size) != size:
                 continue
-            runs = {run.seed: evidence.pool.get(run.id) for run in variant.runs(experiment.seeds)}
-            ran = {seed: each for seed, each in runs.items() if each is not None}
-            if ran and all(each.outcome(experiment.metric) == DONE for each in ran.values()):
+            if own := _whole(experiment, variant, evidence.pool):
                 name = LABELS.get(variant.name, variant.name)
-                name = MICRO if name == "bcn + ws" and size < 128 else name
-                found[name] = {s: each.score(experiment.metric) or 0.0 for s, each in ran.items()}
+                found[MICRO if name == "bcn + ws" and size < 128 else name] = own
     return found
 
 
@@ -209,11 +264,16 @@ def not_shown_lower(
     found: Mapping[str, Mapping[int, float]], best: str, margin: float
 ) -> list[str]:
     """Which others might be as good as the best, by paired seeds; from the highest down."""
-    others = sorted((name for name in found if name != best), key=lambda name: -_mean(found[name]))
+    others = [name for name in _by_mean(found) if name != best]
     top = found[best]
     gaps = [[top[s] - found[name][s] for s in top if s in found[name]] for name in others]
     decisions = decide(gaps, margin)
     return [name for name, each in zip(others, decisions, strict=True) if each.verdict != "better"]
+
+
+def _by_mean(found: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """From the highest down."""
+    return sorted(found, key=lambda name: -_mean(found[name]))
 
 
 def _mean(scores: Mapping[int, float]) -> float:

@@ -45,9 +45,9 @@ class BCN(BatchNormalizer):
     Shapes: (N, C, *spatial) to the same; group_weight and group_bias are (groups,).
 
     Use when: together with weight standardization; micro=True for one or two images a worker. Warm
-    the learning rate up: from the first step at 0.1 eight of ten runs of a ResNet-18 collapsed; the
-    first steps, without micro, are nearly the same in plain torch (docs/evidence.md, (l)). In a
-    ResNet-20 none did, with warm-up or without.
+    the learning rate up: from the first step at 0.1 eight of ten runs of a ResNet-18 collapsed, and
+    with an epoch of warm-up none of ten; the first steps, without micro, are nearly the same in
+    plain torch (docs/evidence.md, (l)). In a ResNet-20 none did, with warm-up or without.
     Avoid when: group_weight is expected per channel, as gn has it: affine_per="channel".
 
     Paper: Qiao et al. 2019 (ws-bcn), section 5 and algorithm 1. The rate follows the learning

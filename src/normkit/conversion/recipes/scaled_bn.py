@@ -46,7 +46,8 @@ def scaled_bn(
     Paper: Davis & Frank 2021, "Revisiting Batch Normalization"; they compare scales of 0.01 to 1,
     and 0.05, 0.1, 0.5 in most tables. What was trained before is overwritten. Mind width and
     schedule: at a learning rate of 0.1 without warm-up a ResNet-18 gained 6 points by it in eight
-    epochs of CIFAR-10, a ResNet-20 lost 4 in five, and 9 with warm-up (docs/evidence.md, a).
+    epochs of CIFAR-10, and with an epoch of warm-up less than half a point; a ResNet-20 lost 4 in
+    five without, and 9 with it (docs/evidence.md, a).
 
     >>> import torchvision, normkit as nk
     >>> model = torchvision.models.resnet18()
