@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import normkit as nk
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import compiled, networks, page, parts, preparing
 from benchmarks.gpu.networks import Case
@@ -61,6 +62,16 @@ def test_blocks_of_a_convnext_are_the_same_function():
     x = torch.randn(2, 6, 5, 5)
     torch.testing.assert_close(twin(x), block(x), rtol=1e-5, atol=1e-5)
     assert not any(isinstance(m, nn.Linear) for m in twin.modules())
+
+
+def test_why_steps_are_not_replayed():
+    nk.build_extension()
+    model = nn.Sequential(nk.BN(4), nn.Conv2d(4, 4, 1), nk.GW(4), nn.Conv2d(4, 4, 1), nk.GW(4))
+    x = torch.randn(2, 4, 5, 5, requires_grad=True)
+    [(reason, count)] = networks.from_python(model, lambda: model(x).sum().backward()).items()
+    assert count == 2
+    assert reason.startswith("gw runs ")
+    assert not any(layer._forward_hooks for layer in model)
 
 
 def test_steady_turns_are_not_repeated():
@@ -200,7 +211,7 @@ def _run(tmp_path: Path) -> Path:
         {"variant": v, "images_per_second": r, "ratio": r / 100, "uncertainty": 0.02, "gib": 10.0}
         for v, r in rates.items()
     ]
-    rows[-1] |= {"gib": 6.0, "memory": 0.6}
+    rows[-1] |= {"gib": 6.0, "memory": 0.6, "from_python": {"bn runs on triton.": 3}}
     rows.append({"variant": "in", "error": "ShapeError: one position"})
     layers = [{"layer": name, "replay_seconds": 2e-5, "seconds": 1e-4} for name in ("bn", "rms")]
     document = {
@@ -224,6 +235,7 @@ def test_the_page_says_what_the_file_says(tmp_path):
     assert "| ResNet-50 | 256 | nn.BatchNorm2d | 100 | 1.00 | 0.02 | 10.00 | – |" in text
     assert '|  |  | bn, fused, save="inputs" | 135 | 1.35 | 0.03 | 6.00 | 0.60 |' in text
     assert "| ResNet-50 | 256 | bn | 0.60 | 1.35 | 0.90 | 1.7 |" in text  # 135 of 150 when fused
+    assert '- ResNet-50, bn, fused, save="inputs", 3 of its layers: bn runs on triton.' in text
     assert "| bn | 87 | 5 % | 0.80 |" in text
     floor = 8 * 2 * 128 * 2048 * 7 * 7 / 4e12
     assert f"| rms | {2e-5 / floor:.2f} |" in text
