@@ -309,7 +309,8 @@ def inductor(graph: Any, mode: Any) -> Callable[..., Any]:
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
-    inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    given = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    inputs = [node.meta.get("val", 1) for node in given]  # of maps of one position, a number
     device = next(t.device for t in inputs if isinstance(t, Tensor))
     with (
         V.set_fake_mode(mode),
