@@ -104,13 +104,14 @@ def _serve(case: Case, variant: str, kind: str, end: Connection) -> None:
         model = networks.build(case, variant)
         model.compile()
         step, gib = networks.settled(model, case, device)
+        host = {"host_seconds": networks.host_seconds(step)} if kind == "cuda" else {}
         timer = networks.timer(step, device)
     except Exception as problem:  # of dynamo, of inductor, of a compiler
         end.send({"error": networks.first_line(problem)})
         return
     if kind == "cuda":
         torch.cuda.empty_cache()  # others are measured before
-    end.send({"gib": gib})
+    end.send({"gib": gib, **host})
     try:
         while True:
             end.send(timer(end.recv()))

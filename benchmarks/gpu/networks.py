@@ -237,6 +237,8 @@ def measure(
                 steps[variant], row["gib"] = settled(model, case, device)
                 if case.training and device.type == "cuda":
                     row["from_python"] = from_python(model, steps[variant])
+                if device.type == "cuda":
+                    row["host_seconds"] = host_seconds(steps[variant])
         except Exception as problem:  # of torchvision, of torch, of a layer that refuses
             row["error"] = first_line(problem)
             log(f"{case.model}, {variant}: {row['error']}")
@@ -283,6 +285,18 @@ def from_python(model: nn.Module, step: Step) -> dict[str, int]:
     for hook in hooks:
         hook.remove()
     return dict(found)
+
+
+def host_seconds(step: Step) -> float:
+    """How long the host works on a step for which the GPU has nothing else to do: a network whose
+    steps take hardly longer waits for the host."""
+    found = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found)
 
 
 def timer(step: Step, device: torch.device) -> Callable[[int], float]:

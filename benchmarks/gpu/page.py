@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import parts
+from benchmarks.gpu.compiled import CASE
 from benchmarks.gpu.networks import CASES
 from benchmarks.gpu.parts import LAB_IMAGES
 from normkit.core.atomic_write import write_text
@@ -62,6 +63,10 @@ with momentum, 224×224 pixels unless it says otherwise; inference is forward in
 Each variant is timed in turns right beside the first one, up to 15 times; a ratio is the median of
 these pairs, with half of a 95 % interval; nn.BatchNorm2d beside itself shows what is noise. Peak
 memory is that of a step, with the network and its optimizer.
+"""
+HOST_SHARE = """\
+Host: how long the host works on a step, as a share of the step's time. Near 1 the network waits for
+the host.
 """
 FROM_PYTHON = "Steps that are started from Python each time, and not replayed from C++:\n"
 MEMORY = """\
@@ -219,6 +224,10 @@ def _networks(run: GpuRun) -> Iterator[str]:
     yield NETWORKS
     batches = {name: case.batch for name, case in CASES.items()}
     header = ["network", "batch", "norms", "images/s", f"× {BN}", "±", "peak GiB", "×"]
+    with_host = any("host_seconds" in row for rows in found.values() for row in rows)
+    if with_host:  # not in files of earlier versions
+        yield HOST_SHARE
+        header.insert(4, "host")
     lines = []
     for name, rows in found.items():
         head = [TITLES[name], str(batches[name])]
@@ -226,7 +235,7 @@ def _networks(run: GpuRun) -> Iterator[str]:
             if "error" not in row:
                 share = row.get("uncertainty")
                 half = None if share is None else row["ratio"] * share
-                numbers = [_rate(row)]
+                numbers = [_rate(row), *([_host_share(row, batches[name])] if with_host else [])]
                 numbers += map(_number, (row.get("ratio"), half, row.get("gib"), row.get("memory")))
                 lines.append([*head, title(row["variant"]), *numbers])
                 head = ["", ""]
@@ -265,10 +274,13 @@ def _compiled(run: GpuRun) -> Iterator[str]:
     if rows:
         yield COMPILED
         lines = [
-            [title(row["variant"]), _rate(row), _number(row.get("ratio")), _number(row.get("gib"))]
+            [
+                *(title(row["variant"]), _rate(row), _host_share(row, CASE.batch)),
+                *(_number(row.get("ratio")), _number(row.get("gib"))),
+            ]
             for row in rows
         ]
-        yield from grid(["norms", "images/s", f"× {BN} compiled", "peak GiB"], lines)
+        yield from grid(["norms", "images/s", "host", f"× {BN} compiled", "peak GiB"], lines)
 
 
 def _host(run: GpuRun) -> Iterator[str]:
@@ -447,6 +459,11 @@ def _memory_word(shape: str) -> str:
 
 def _number(value: float | None, digits: int = 2) -> str:
     return MISSING if value is None else f"{value:.{digits}f}"
+
+
+def _host_share(row: Row, batch: int) -> str:
+    host = row.get("host_seconds")
+    return _number(None if host is None else host * row["images_per_second"] / batch)
 
 
 def _rate(row: Row) -> str:

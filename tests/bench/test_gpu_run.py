@@ -243,6 +243,15 @@ def test_the_page_says_what_the_file_says(tmp_path):
     assert "torch.compile" not in text  # not measured
 
 
+def test_the_page_says_how_much_of_a_step_the_host_works(tmp_path):
+    path = _run(tmp_path)
+    document = json.loads(path.read_text())
+    [rows] = [found["rows"] for name, found in document["parts"].items() if "network" in name]
+    rows[1]["host_seconds"] = 0.64  # of the 256 / 120 s of a step
+    path.write_text(json.dumps(document))
+    assert "|  |  | bn | 120 | 0.30 | 1.20 |" in page.gpu_page(path)
+
+
 def test_the_readme_has_a_place_for_figures(tmp_path):
     path = _run(tmp_path)
     written = page.with_block(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n", path)
