@@ -272,18 +272,27 @@ def settled(model: nn.Module, case: Case, device: torch.device) -> tuple[Step, f
 
 
 def from_python(model: nn.Module, step: Step) -> dict[str, int]:
-    """Why layers do not repeat a recorded step, and how many do not for each reason."""
+    """Why layers do not repeat a recorded step, and how many do not for each reason. What goes
+    wrong with that question is an answer: the step itself has been measured."""
     found: Counter[str] = Counter()
 
-    def look(layer: nn.Module, given: Any, y: Tensor) -> None:
-        if y.grad_fn is not None and "NormalizerStep" not in y.grad_fn.name():
-            found[nk.why(layer, given[0].detach())] += 1
+    def look(layer: nn.Module, given: Any, named: Any, y: Any) -> None:
+        try:
+            if y.grad_fn is not None and "NormalizerStep" not in y.grad_fn.name():
+                x = given[0] if given else named["x"]
+                found[nk.why(layer, x.detach())] += 1
+        except Exception as problem:
+            found[first_line(problem)] += 1
 
     layers = [module for module in model.modules() if isinstance(module, nk.Normalizer)]
-    hooks = [layer.register_forward_hook(look) for layer in layers]
-    step()
-    for hook in hooks:
-        hook.remove()
+    hooks = [layer.register_forward_hook(look, with_kwargs=True) for layer in layers]
+    try:
+        step()
+    except Exception as problem:
+        found[first_line(problem)] += 1
+    finally:
+        for hook in hooks:
+            hook.remove()
     return dict(found)
 
 

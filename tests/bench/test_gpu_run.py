@@ -74,6 +74,21 @@ def test_why_steps_are_not_replayed():
     assert not any(layer._forward_hooks for layer in model)
 
 
+def test_what_cannot_be_said_of_a_step_is_not_its_error(monkeypatch):
+    """It took the row of a variant that had been measured, and hooks stayed behind."""
+    layer, x = nk.GW(4), torch.randn(2, 4, 5, 5, requires_grad=True)
+    [(reason, _)] = networks.from_python(layer, lambda: layer(x=x)).items()
+    assert reason.startswith("gw runs ")
+
+    def refuses(*given):
+        raise ValueError("no answer\nmore")
+
+    assert networks.from_python(layer, refuses) == {"ValueError: no answer": 1}
+    monkeypatch.setattr(nk, "why", refuses)
+    assert networks.from_python(layer, lambda: layer(x)) == {"ValueError: no answer": 1}
+    assert not layer._forward_hooks
+
+
 def test_steady_turns_are_not_repeated():
     asked = []
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -354,6 +360,60 @@ def test_one_process_builds_at_a_time(monkeypatch, tmp_path):
     with pytest.raises(DeviceError, match="the compiler said: nothing, exit status 1"):
         nk.build_extension()
     assert list(target.parent.iterdir()) == []
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+SLOW = """#!/bin/sh
+while [ $# -gt 1 ]; do [ "$1" = -o ] && made=$2; shift; done
+mkdir "{counted}/$$"; ls "{counted}" | wc -l >> "{said}"
+sleep 0.2
+rmdir "{counted}/$$"; echo > "$made"
+"""
+
+
+def test_a_build_that_is_interrupted_is_ended_and_does_not_ask_for_much(monkeypatch, tmp_path):
+    """Ctrl-C ended the shell as well: its folder stayed, and for 15 minutes nobody built. There was
+    a compiler for each source at once: beside them a step of training took many times as long."""
+    counted, said, compiler = tmp_path / "counted", tmp_path / "said", tmp_path / "compiler"
+    counted.mkdir()
+    compiler.write_text(SLOW.format(counted=counted, said=said))
+    compiler.chmod(0o755)
+    cache = tmp_path / "a 'cache' of $HOME"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("CXX", f"{shlex.quote(str(compiler))} -m64")
+    target = build.library()
+    target.parent.mkdir(parents=True)
+    left = [target.with_name(name) for name in ("1-2.parts", "1-2.so")]
+    left[0].mkdir()
+    left[1].touch()
+    for each in left:
+        os.utime(each, (0, 0))
+    begin = "from normkit.engine.replay import build; build._build(build.library(), True)"
+    asked = [sys.executable, "-c", begin]
+    process = subprocess.Popen(asked, stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_until(said.exists)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait()
+    wait_until(target.exists)
+    wait_until(lambda: list(target.parent.iterdir()) == [target])
+    assert max(map(int, said.read_text().split())) <= 3
+
+
+@pytest.mark.parametrize("compiler", ["'no end", " "])
+def test_a_compiler_that_cannot_be_read(monkeypatch, tmp_path, compiler):
+    """Its error went to the thread that builds aside, and to who asked for a build."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("PATH", str(tmp_path))  # there is no g++ either
+    monkeypatch.setattr(build, "_extension", build._Extension())
+    with pytest.raises(DeviceError, match=r"No closing quotation|there is no compiler"):
+        nk.build_extension()
 
 
 @pytest.mark.parametrize("name", [n for n in LAYERS if n != "micro"])
