@@ -21,9 +21,10 @@ from normkit.lab.models.variant import build_variant
 from tools.evidence import __main__ as command
 from tools.evidence.__main__ import PAGES
 from tools.evidence.claims import ALL, CLAIMS, STAGES, Claim, experiment_of, ordered_runs
+from tools.evidence.evidence import Evidence
 from tools.evidence.figure import evidence_figure
 from tools.evidence.judge import judge, rank_correlation
-from tools.evidence.page import Evidence, evidence_page
+from tools.evidence.page import evidence_page
 from tools.evidence.results import read_results, write_results
 from tools.evidence.train import small
 from tools.evidence.which import IN_CODE, not_shown_lower, which_page

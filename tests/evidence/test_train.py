@@ -24,10 +24,10 @@ from tools.evidence.claims import (
     ordered_runs,
     stage_runs,
 )
+from tools.evidence.evidence import Evidence
 from tools.evidence.judge import claim_experiment
 from tools.evidence.missing import missing_stages, plan_lines
 from tools.evidence.new_runs import NewRuns, NewRunsError, read_new_runs, take
-from tools.evidence.page import Evidence
 from tools.evidence.results import in_sweep, read_all, read_results, read_sweeps, write_results
 
 FILE = "g-ubn"

@@ -21,9 +21,10 @@ from normkit.core.atomic_write import write_text
 from normkit.errors import NormkitError
 from normkit.lab.statistics import compare
 from tools.evidence.claims import CLAIMS
+from tools.evidence.evidence import Evidence
 from tools.evidence.figure import evidence_figure
 from tools.evidence.new_runs import take
-from tools.evidence.page import Evidence, evidence_page
+from tools.evidence.page import evidence_page
 from tools.evidence.papers import papers_page
 from tools.evidence.tasks import tasks_page
 from tools.evidence.which import which_page

@@ -14,8 +14,8 @@ from normkit.lab.experiment import Experiment, Variant
 from normkit.lab.results import DONE, Result
 from normkit.lab.statistics import UNSTABLE, compare, decide
 from tools.evidence.claims import ALL, OUR_OWN
+from tools.evidence.evidence import Evidence
 from tools.evidence.judge import CONTRADICTED, FAILS, NOT_RUN, ClaimRow, scores
-from tools.evidence.page import Evidence
 from tools.evidence.results import RESULTS
 from tools.evidence.words import Digits, where
 
