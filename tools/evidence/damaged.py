@@ -3,38 +3,99 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from normkit.lab.experiment import Variant
+from normkit.lab.statistics import decide
+from normkit.lab.train.corruption import CORRUPTIONS
 from tools.evidence.evidence import Evidence
 from tools.evidence.schedule import AGAIN
-from tools.evidence.words import where
+from tools.evidence.words import Digits, where
 
 DAMAGED = "p-damaged-images"
+FEWEST = 2  # runs that have a mean
+Measures = Mapping[int, Mapping[str, list[float]]]  # by seed, then by measure: as it is, each kind
 
 
 def on_damaged_images(evidence: Evidence) -> Iterator[str]:
     """Accuracy on damaged test images, as trained and after adaptation."""
-    experiment, results = evidence.experiments[DAMAGED], evidence.results[DAMAGED]
-    yield "Test accuracy in percent: of the images as they are, then the mean over six kinds of"
-    yield "damage that training has not seen, as trained and after adaptation to each kind, which"
+    kinds = list(CORRUPTIONS)
+    yield f"Test accuracy in percent: of the images as they are, of {len(kinds)} kinds of damage that"
+    yield "training has not seen, their mean, and their mean after adaptation to each kind, which"
     yield "takes no labels: `nk.adapt(model, batches, prior=0, guard=False)`. Group norms have no"
     yield "statistics to adapt."
     yield ""
-    yield "| | images as they are | damaged | damaged, adapted | n |"
-    yield "|---|---:|---:|---:|---:|"
-    for variant in experiment.variants:
-        runs = [results[run.id] for run in variant.runs(experiment.seeds) if run.id in results]
-        last = [run.epochs[-1].measures for run in runs if run.epochs]
-        if not last:
+    yield f"| | as they are | {' | '.join(kinds)} | mean | mean, adapted | n |"
+    yield "|---|---:|" + "---:|" * (len(kinds) + 3)
+    few = []
+    whole: dict[object, dict[str, Measures]] = {}
+    for variant in evidence.experiments[DAMAGED].variants:
+        seeds = _measures(evidence, variant)
+        label = f"{variant.name}, {where(variant.cell)}"
+        if len(seeds) < FEWEST:
+            few += [label]
             continue
-        plain, adapted = (
-            [statistics.fmean(each[name][1:]) for each in last]
-            for name in ("corruption", "corruption_adapted")
-        )
-        clean = [each["corruption"][0] for each in last]
-        fields = " | ".join(
-            f"{100 * statistics.fmean(each):.1f}" for each in (clean, plain, adapted)
-        )
-        yield f"| {variant.name}, {where(variant.cell)} | {fields} | {len(last)} |"
+        whole.setdefault(variant.cell, {})[variant.name] = seeds
+        plain = [statistics.fmean(each) for each in zip(*_all(seeds, "corruption"), strict=True)]
+        means = [
+            *plain,
+            *(_mean_damaged(seeds, each) for each in ("corruption", "corruption_adapted")),
+        ]
+        yield f"| {label} | " + " | ".join(f"{100 * v:.1f}" for v in means) + f" | {len(seeds)} |"
+    if few:
+        yield ""
+        yield f"Left out for fewer than {FEWEST} runs: {'; '.join(few)}."
+    for cell, norms in whole.items():
+        if len(norms) == len({each.name for each in evidence.experiments[DAMAGED].variants}):
+            yield ""
+            yield from _best(norms, where(cell), evidence.experiments[DAMAGED].equivalence)
     yield ""
     yield f"    {AGAIN} {DAMAGED}"
+
+
+def _best(norms: Mapping[str, Measures], when: str, margin: float) -> Iterator[str]:
+    """The one with the highest mean on damaged images as trained beside each of the others."""
+    best = max(norms, key=lambda name: _mean_damaged(norms[name], "corruption"))
+    others = [name for name in norms if name != best]
+    yield f"Paired, {when}, {best} against the others, in points:"
+    yield ""
+    yield "| | damaged, mean | images as they are |"
+    yield "|---|---|---|"
+    damaged, clean = (
+        [_gaps(norms[best], norms[name], part) for name in others]
+        for part in (slice(1, None), slice(1))
+    )
+    decisions = [decide(gaps, margin) for gaps in (damaged, clean)]
+    for i, name in enumerate(others):
+        fields = []
+        for gaps, decided in zip(
+            (damaged[i], clean[i]), (each[i] for each in decisions), strict=True
+        ):
+            mean, low, high = map(
+                Digits().signed, (statistics.fmean(gaps), decided.low, decided.high)
+            )
+            fields += [f"{mean} ({low} to {high}), {decided.verdict}, n {len(gaps)}"]
+        yield f"| {name} | " + " | ".join(fields) + " |"
+
+
+def _measures(evidence: Evidence, variant: Variant) -> Measures:
+    experiment, results = evidence.experiments[DAMAGED], evidence.results[DAMAGED]
+    runs = {run.seed: results.get(run.id) for run in variant.runs(experiment.seeds)}
+    return {seed: run.epochs[-1].measures for seed, run in runs.items() if run and run.epochs}
+
+
+def _all(seeds: Measures, measure: str) -> list[list[float]]:
+    return [each[measure] for each in seeds.values()]
+
+
+def _mean_damaged(seeds: Measures, measure: str) -> float:
+    return statistics.fmean(statistics.fmean(each[1:]) for each in _all(seeds, measure))
+
+
+def _gaps(ours: Measures, theirs: Measures, part: slice) -> list[float]:
+    """Paired differences of accuracy, as trained, over this part of the kinds."""
+    own, other = (
+        {seed: statistics.fmean(each["corruption"][part]) for seed, each in side.items()}
+        for side in (ours, theirs)
+    )
+    return [own[seed] - other[seed] for seed in own if seed in other]

@@ -166,7 +166,7 @@ def gains_of_warmup(evidence: Evidence) -> Iterator[str]:
     by_chance = round(0.05 * len(gains))
     yield "What an epoch of warm-up changes, in points of test accuracy: the paired difference, its"
     yield "95 % interval, the verdict and the number of pairs. Each is decided by itself, not"
-    yield f"together as elsewhere: of {len(gains)} without effect {by_chance} or so would look shown."
+    yield f"together as elsewhere: of {len(gains)} without effect {by_chance} would look shown."
     yield "128 images share statistics unless it says so; (a) trains as the paper on γ does, with"
     yield "decay on weights alone and images that a norm centres."
     yield ""
