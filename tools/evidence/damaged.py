@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping
 
-from normkit.lab.experiment import Variant
-from normkit.lab.statistics import decide
+from normkit.lab.experiment import Cell, Variant
+from normkit.lab.statistics import Decision, decide
 from normkit.lab.train.corruption import CORRUPTIONS
 from tools.evidence.evidence import Evidence
 from tools.evidence.schedule import AGAIN
@@ -20,15 +20,14 @@ Measures = Mapping[int, Mapping[str, list[float]]]  # by seed, then by measure: 
 def on_damaged_images(evidence: Evidence) -> Iterator[str]:
     """Accuracy on damaged test images, as trained and after adaptation."""
     kinds = list(CORRUPTIONS)
-    yield f"Test accuracy in percent: of the images as they are, of {len(kinds)} kinds of damage that"
-    yield "training has not seen, their mean, and their mean after adaptation to each kind, which"
-    yield "takes no labels: `nk.adapt(model, batches, prior=0, guard=False)`. Group norms have no"
-    yield "statistics to adapt."
+    yield "Test accuracy in percent: of the images as they are, of kinds of damage that training has"
+    yield "not seen, their mean, and their mean after adaptation to each kind, which takes no labels:"
+    yield "`nk.adapt(model, batches, prior=0, guard=False)`. Group norms have no statistics to adapt."
     yield ""
     yield f"| | as they are | {' | '.join(kinds)} | mean | mean, adapted | n |"
     yield "|---|---:|" + "---:|" * (len(kinds) + 3)
     few = []
-    whole: dict[object, dict[str, Measures]] = {}
+    whole: dict[Cell, dict[str, Measures]] = {}
     for variant in evidence.experiments[DAMAGED].variants:
         seeds = _measures(evidence, variant)
         label = f"{variant.name}, {where(variant.cell)}"
@@ -37,10 +36,8 @@ def on_damaged_images(evidence: Evidence) -> Iterator[str]:
             continue
         whole.setdefault(variant.cell, {})[variant.name] = seeds
         plain = [statistics.fmean(each) for each in zip(*_all(seeds, "corruption"), strict=True)]
-        means = [
-            *plain,
-            *(_mean_damaged(seeds, each) for each in ("corruption", "corruption_adapted")),
-        ]
+        both = [_mean_damaged(seeds, each) for each in ("corruption", "corruption_adapted")]
+        means = [*plain, *both]
         yield f"| {label} | " + " | ".join(f"{100 * v:.1f}" for v in means) + f" | {len(seeds)} |"
     if few:
         yield ""
@@ -61,21 +58,18 @@ def _best(norms: Mapping[str, Measures], when: str, margin: float) -> Iterator[s
     yield ""
     yield "| | damaged, mean | images as they are |"
     yield "|---|---|---|"
-    damaged, clean = (
-        [_gaps(norms[best], norms[name], part) for name in others]
-        for part in (slice(1, None), slice(1))
-    )
-    decisions = [decide(gaps, margin) for gaps in (damaged, clean)]
-    for i, name in enumerate(others):
-        fields = []
-        for gaps, decided in zip(
-            (damaged[i], clean[i]), (each[i] for each in decisions), strict=True
-        ):
-            mean, low, high = map(
-                Digits().signed, (statistics.fmean(gaps), decided.low, decided.high)
-            )
-            fields += [f"{mean} ({low} to {high}), {decided.verdict}, n {len(gaps)}"]
-        yield f"| {name} | " + " | ".join(fields) + " |"
+    columns = []
+    for part in (slice(1, None), slice(1)):
+        gaps = [_gaps(norms[best], norms[name], part) for name in others]
+        columns.append([*zip(gaps, decide(gaps, margin), strict=True)])
+    for name, *fields in zip(others, *columns, strict=True):
+        yield f"| {name} | " + " | ".join(_compared(*each) for each in fields) + " |"
+
+
+def _compared(gaps: list[float], decided: Decision) -> str:
+    numbers = (statistics.fmean(gaps), decided.low, decided.high)
+    mean, low, high = map(Digits().signed, numbers)
+    return f"{mean} ({low} to {high}), {decided.verdict}, n {len(gaps)}"
 
 
 def _measures(evidence: Evidence, variant: Variant) -> Measures:
