@@ -20,9 +20,9 @@ Measures = Mapping[int, Mapping[str, list[float]]]  # by seed, then by measure: 
 def on_damaged_images(evidence: Evidence) -> Iterator[str]:
     """Accuracy on damaged test images, as trained and after adaptation."""
     kinds = list(CORRUPTIONS)
-    yield "Test accuracy in percent: of the images as they are, of kinds of damage that training has"
-    yield "not seen, their mean, and their mean after adaptation to each kind, which takes no labels:"
-    yield "`nk.adapt(model, batches, prior=0, guard=False)`. Group norms have no statistics to adapt."
+    yield "Test accuracy in percent: of the images as they are, of kinds of damage not seen in"
+    yield "training, their mean, and their mean after adaptation to each kind, without labels:"
+    yield "`nk.adapt(model, batches, prior=0, guard=False)`. Group norms have nothing to adapt."
     yield ""
     yield f"| | as they are | {' | '.join(kinds)} | mean | mean, adapted | n |"
     yield "|---|---:|" + "---:|" * (len(kinds) + 3)
