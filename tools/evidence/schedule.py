@@ -88,7 +88,9 @@ def _compared(row: ClaimRow | None) -> str:
     digits = Digits()
     means = [digits.spread(mean, math.nan) for mean in (row.mean, row.baseline_mean)]
     gap = digits.signed(row.difference)
-    return f"{means[0]} against {means[1]}, {gap}, {row.verdict}, n {row.pairs}"
+    lost = ((row.lost, row.variant), (row.baseline_lost, row.baseline))
+    told = "".join(f", {many} lost of {name}" for many, name in lost if many)
+    return f"{means[0]} against {means[1]}, {gap}, {row.verdict}{told}, n {row.pairs}"
 
 
 @dataclass(frozen=True)
