@@ -152,9 +152,9 @@ def _to_mind(evidence: Evidence) -> list[str]:
 def _in_short(evidence: Evidence) -> Iterator[str]:
     """The best for each number of images, what they are in code, what they cost."""
     yield "Test accuracies with an epoch of warm-up, in percent: the highest, those not shown to be"
-    yield "lower (Holm for the row), and the next; beside each the paired difference to the highest,"
-    yield "in points, on n seeds. Means are over all seeds of a norm: where their numbers differ, the"
-    yield "difference counts. With few seeds *not shown* is not *equal*. At 128 images norms of"
+    yield "lower (Holm for the row), and the next; beside each the paired difference to it, in"
+    yield "points, on n seeds. Means are over all seeds of a norm: where they have other seeds,"
+    yield "differences count. With few seeds *not shown* is not *equal*. At 128 images norms of"
     yield f"{', '.join(ALIKE)} are there too; at fewer they were not measured."
     yield ""
     yield from _highest(evidence, warmup=1)
