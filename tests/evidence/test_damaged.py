@@ -21,6 +21,7 @@ def test_group_norms_stand_beside_the_others() -> None:
     assert re.search(r"\| xbn \| \+0\.96 \(.*\), not shown, n 5 \| \+2\.6\d \(.*\), better", paired)
     assert re.search(r"\| bcn \+ ws \| \+4\.6\d .*\| bn \| \+9\.9\d|\| bn \| \+9\.9\d", paired)
     assert "| contrast |" in text
+    assert "Of what xbn has above bn, 55% is contrast alone." in text
 
 
 def test_a_run_alone_is_no_mean(tmp_path: Path) -> None:

@@ -132,18 +132,18 @@ ALL = (
           {"xbn, first": BETTER, "xbn, second": BETTER, "xbn, third": BETTER},
           over=("variant", "positions"), losses=True,
           first_steps=True,
-          note="Without warm-up the rate is too high for the first steps of this network, with BN "
-               "too: the loss more than doubles within ten, and is that of one answer after 60. BN "
-               "does the same, and so does plain torch in float32 (one seed, 60 steps; of XBN the "
-               "second position): that is the schedule, neither bfloat16 nor these layers. XBN is "
-               "longer in leaving it, and more than half of its deficit is there in training "
-               "already; no float32 run goes on so far. GN alone also learns more slowly without "
-               "warm-up in a ResNet-20, and with WS does not (l-ws-bcn). With warm-up training "
-               "losses end near BN's. What XBN lacks then it loses from training to test images, "
-               "with either schedule, and BN does not; GN alone does in a ResNet-20. Why is not "
-               "known: the control, GN in this network, was not run. In the first stage groups "
-               "have one channel in the first and second position and four in the third, as in the "
-               "paper's ResNet-50."),
+          note="Without warm-up the rate is too high for the first steps of this network: the "
+               "loss more than doubles within ten, and is that of one answer after 60. BN does "
+               "the same, and so does plain torch in float32 (one seed, 60 steps; of XBN the "
+               "second position): that is the schedule, neither bfloat16, these layers nor the "
+               "method. XBN is longer in leaving it, which is its own, and more than half of its "
+               "deficit is there in training already; no float32 run goes on so far. GN alone "
+               "also learns more slowly without warm-up in a ResNet-20, and with WS does not "
+               "(l-ws-bcn). With warm-up training losses end near BN's, and what XBN lacks is "
+               "lost mostly from training to test images, as GN alone loses it in a ResNet-20. "
+               "Why is not known: the control, GN in this network, was not run. In the first "
+               "stage groups have one channel in the first and second position and four in the "
+               "third, as in the paper's ResNet-50."),
     Claim("j", "a batch-free norm in every second, fourth or eighth bottleneck beats BN",
           "j-xbn-positions",
           {"xbn, every 2nd": BETTER, "xbn, every 4th": BETTER, "xbn, every 8th": BETTER},

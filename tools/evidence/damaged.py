@@ -46,6 +46,8 @@ def on_damaged_images(evidence: Evidence) -> Iterator[str]:
         if len(norms) == len({each.name for each in evidence.experiments[DAMAGED].variants}):
             yield ""
             yield from _best(norms, where(cell), evidence.experiments[DAMAGED].equivalence)
+            yield ""
+            yield from _contrast(norms, kinds)
     yield ""
     yield f"    {AGAIN} {DAMAGED}"
 
@@ -64,6 +66,18 @@ def _best(norms: Mapping[str, Measures], when: str, margin: float) -> Iterator[s
         columns.append([*zip(gaps, decide(gaps, margin), strict=True)])
     for name, *fields in zip(others, *columns, strict=True):
         yield f"| {name} | " + " | ".join(_compared(*each) for each in fields) + " |"
+
+
+def _contrast(norms: Mapping[str, Measures], kinds: list[str]) -> Iterator[str]:
+    """Of which kind is what xbn has above bn?"""
+    gaps = {}
+    for place, kind in enumerate(kinds, 1):
+        paired = _gaps(norms["xbn"], norms["bn"], slice(place, place + 1))
+        gaps[kind] = statistics.fmean(paired)
+    most = max(gaps, key=lambda kind: gaps[kind])
+    lead = sum(gaps.values())
+    if lead > 0:
+        yield f"Of what xbn has above bn, {gaps[most] / lead:.0%} is {most} alone."
 
 
 def _compared(gaps: list[float], decided: Decision) -> str:
