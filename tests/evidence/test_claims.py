@@ -21,10 +21,11 @@ from normkit.lab.models.variant import build_variant
 from tools.evidence import __main__ as command
 from tools.evidence.__main__ import PAGES
 from tools.evidence.claims import ALL, CLAIMS, STAGES, Claim, experiment_of, ordered_runs
+from tools.evidence.evidence import Evidence
 from tools.evidence.figure import evidence_figure
 from tools.evidence.judge import judge, rank_correlation
-from tools.evidence.page import Evidence, evidence_page
-from tools.evidence.results import read_results, write_results
+from tools.evidence.page import evidence_page
+from tools.evidence.results import RESULTS, read_results, write_results
 from tools.evidence.train import small
 from tools.evidence.which import IN_CODE, not_shown_lower, which_page
 from tools.evidence.words import POINTS, answer_in_words
@@ -35,7 +36,7 @@ FILES = sorted(path.stem for path in CLAIMS.glob("*.toml"))
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_the_committed_results_give(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == PAGES[name](), (
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == PAGES[name](RESULTS), (
         f"docs/{name} differs from the committed results: run make evidence"
     )
 
@@ -310,6 +311,26 @@ def test_a_norm_that_may_be_as_good_as_the_best_is_named_beside_it() -> None:
     assert not_shown_lower(found, "a", 0.005) == ["d", "b"]  # d has no pair
 
 
+def test_means_of_other_seeds_have_the_paired_difference_beside_them() -> None:
+    """Of bcn + ws 15 seeds stood beside 5 of bnet, which is higher on those five."""
+    short = which_page().partition("## By the number")[0]
+    assert "| bcn + ws 80.8 (n 15) | bnet 80.4 (+0.10, n 5); ubn 80.3 (-0.48, n 15); " in short
+    assert "| bn + ws 79.5 (-1.26, n 15) | bn 78.5 (-2.30, n 15) |" in short
+    assert "*not shown* is not *equal*" in short
+
+
+def test_lost_runs_and_what_was_timed_without_ws_are_told() -> None:
+    """ "+2.37, unstable, n 2" hid that three of five were lost."""
+    text = which_page()
+    assert "+2.37, unstable, 3 lost of bcn + ws, n 2 |" in text
+    assert ", unstable, 5 lost of bcn + ws, micro, n 0 |" in text
+    rows = [line for line in text.splitlines() if "nk.standardize(model)" in line]
+    assert len(rows) == 4
+    for row in rows:
+        assert row.endswith("without ws |") or row.endswith("| – | – | – |")
+    assert any(row.startswith("| gn + ws |") and "without ws" in row for row in rows)
+
+
 def test_runs_that_a_large_network_lost_are_told_beside_the_best(tmp_path: Path) -> None:
     for file in ("m-worker-batch", "l-resnet18"):
         results = made_up(file, {"gn": 0.05}, collapsed="bcn + ws" if file == "l-resnet18" else "")
@@ -342,7 +363,9 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     )
     which = which_page(tmp_path)
     assert re.search(r"\| gn \|( 85.\d\d ± 0.\d\d, better \|){4}", which)
-    assert re.search(r"\| 2 \| gn 8[45].\d \(n 5\) \| – \| .* \| bn (79|80).\d \(n 5\) \|\n", which)
+    assert re.search(
+        r"\| 2 \| gn 8[45].\d \(n 5\) \| – \| .* \| bn (79|80).\d \(-[45].\d\d, n 5\) \|\n", which
+    )
     text = evidence_page(tmp_path)
     assert "| [g](#g) | UBN beats BN at the end | UBN, table 4 and figure 1 | 2 |" in text
     assert "Not run." in text

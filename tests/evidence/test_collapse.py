@@ -52,8 +52,41 @@ def test_results_are_kept_once(tmp_path, monkeypatch, capsys):
     for row in kept:
         assert len(row["losses"]) == 2
         assert row["losses"][1] < row["losses"][0]
+        assert row["environment"]["torch"] == torch.__version__
+        assert row["environment"]["device"]
+        assert row["seconds"] >= 0
     assert kept[0]["losses"] == kept[1]["losses"]  # nothing of it is a layer of normkit
     assert "step 20: " in capsys.readouterr().out
+    before = path.read_bytes()
+    for few in ("0", "9", "-10", "many"):  # rows were replaced by empty lists
+        with pytest.raises(SystemExit):
+            collapse.main(["--of", "j-xbn-positions", "--results", str(path), "--steps", few])
+        assert f"got {few}, expected 10 or more" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_float32_is_not_rounded_to_tf32(monkeypatch):
+    parts = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [part.allow_tf32 for part in parts]
+    for part in parts:
+        part.allow_tf32 = True
+    seen = []
+
+    def losses(*_):
+        seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return [1.0]
+
+    monkeypatch.setattr(collapse, "losses", losses)
+    monkeypatch.setattr(collapse, "by_layers", lambda file, variant, seed: _linear(seed))
+    monkeypatch.setattr(collapse, "keep", lambda *_: None)
+    try:
+        assert collapse.main(["--of", "l-resnet18", "--by", "torch"]) == 0
+        after = [part.allow_tf32 for part in parts]
+    finally:
+        for part, allowed in zip(parts, before, strict=True):
+            part.allow_tf32 = allowed
+    assert seen == [(False, False)]
+    assert after == [True, True]
 
 
 def _linear(seed):
@@ -71,5 +104,12 @@ def test_the_page_has_the_first_steps(tmp_path, monkeypatch):
         next(c for c in ALL if c.file == file and c.first_steps)
         for file in ("j-xbn-positions", "l-resnet18")
     )
-    assert "| bn | 391 steps | 1 | plain torch | 2.50 | 1.25 |" in list(asides.first_steps(claim))
+    told = "\n".join(asides.first_steps(claim))
+    assert "| bn | 391 steps | 1 | plain torch | 2.50 | 1.25 |" in told
+    assert "Device and seconds were not recorded; none of it is in the total above." in told
+    new = {**row, "losses": [2.0], "seconds": 7.0, "environment": {"device": "X", "torch": "9"}}
+    monkeypatch.setattr(asides, "collapse_rows", lambda: [{**row, "losses": [2.5, 1.25]}, new])
+    told = "\n".join(asides.first_steps(claim))
+    assert "7 s on X, torch 9; device and seconds of 1 rows were not recorded; none of" in told
+    assert "| plain torch | 2.00 | – |" in told
     assert list(asides.first_steps(other)) == []

@@ -24,10 +24,10 @@ from tools.evidence.claims import (
     ordered_runs,
     stage_runs,
 )
+from tools.evidence.evidence import Evidence
 from tools.evidence.judge import claim_experiment
 from tools.evidence.missing import missing_stages, plan_lines
 from tools.evidence.new_runs import NewRuns, NewRunsError, read_new_runs, take
-from tools.evidence.page import Evidence
 from tools.evidence.results import in_sweep, read_all, read_results, read_sweeps, write_results
 
 FILE = "g-ubn"
@@ -35,9 +35,12 @@ AT_ONCE = 30  # runs, then the time is over
 
 
 def result(run: Run, score: float) -> Result:
-    epochs = (Epoch(5, test_accuracy=score, test_loss=0.5, test_one_class=0.2),)
+    last = run.setting.train.epochs
+    epochs = tuple(
+        Epoch(i, test_accuracy=score, test_loss=0.5, test_one_class=0.2) for i in range(1, last + 1)
+    )
     return Result(
-        run.id, DONE, (5,), epochs, 2.0, 10,
+        run.id, DONE, (last,), epochs, 2.0, 10,
         environment={"device": "a GPU"}, classes=10, test_samples=10_000,
     )  # fmt: skip
 
@@ -240,8 +243,9 @@ def test_tiny_runs_are_no_results(
 ) -> None:
     out = tmp_path / "out"
     words = ["--out", str(out), "--results", str(committed), FILE]
-    assert train.main([*words, "--tiny", "3"]) == 0
-    assert trained
+    assert train.main([*words, "--tiny", "7"]) == 0
+    assert len(trained) == 7  # of 60 runs every eighth: there were eight
+    assert "Bring back" not in capsys.readouterr().out
     with pytest.raises(NewRunsError, match="a few steps"):
         take(out / "runs.jsonl", committed)
     with pytest.raises(SystemExit):
@@ -356,6 +360,8 @@ def schedules_told(runs: set[str]) -> set[tuple[int, object]]:
         (["--seconds", "nan"], "got nan, expected seconds above 0"),
         (["--seeds", "0"], "got 0, expected a whole number from 1 on"),
         (["--tiny", "-3"], "got -3, expected a whole number from 1 on"),
+        (["--workers", "0"], "got 0, expected a whole number from 1 on"),
+        (["--device", "quux"], "device got 'quux'"),
         (["--results", "nowhere"], "nowhere is no folder"),
         (["nonsense"], "There is no experiment"),
     ],
@@ -367,6 +373,35 @@ def test_what_cannot_be_meant_is_refused(
         train.main(["--out", str(tmp_path), *words])
     assert stop.value.code == 2
     assert said in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]  # of a sweep that did not begin there is no line
+
+
+def test_what_cannot_be_read_or_made_is_named(
+    tmp_path: Path, committed: Path, trained: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for name, text in (("sweeps.json", "[{"), (f"{FILE}.json", '{"runs": [{}]}')):
+        broken = tmp_path / name.replace(".", "-")
+        shutil.copytree(committed, broken)
+        (broken / name).write_text(text)
+        with pytest.raises(SystemExit):
+            train.main(["--out", str(tmp_path / "out"), "--results", str(broken), FILE])
+        assert f"{broken / name} cannot be read (" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        train.main(["--out", str(tmp_path / "file"), "--results", str(committed), FILE])
+    assert "file cannot be made: File exists. Expected a folder" in capsys.readouterr().err
+    assert not trained
+
+
+def test_a_plan_trains_nothing_whatever_is_asked_beside_it(
+    tmp_path: Path, trained: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--plan --tiny 3 --out trained three runs, and without --out it said "--plan"."""
+    for words in (["--out", str(tmp_path / "out")], []):
+        assert train.main(["--plan", "--tiny", "3", FILE, *words]) == 0
+        assert "3 runs of a few steps would be trained" in capsys.readouterr().out
+    assert not trained
+    assert not (tmp_path / "out").exists()
 
 
 def test_missing_data_stops_before_anything_trains(

@@ -11,8 +11,9 @@ from claims_made_up import claim_of, made_up
 from normkit.lab.results import Result
 from tools.evidence.asides import losses_of_pairs, lost_runs, training_accuracies
 from tools.evidence.claims import ALL, experiment_of
+from tools.evidence.evidence import Evidence
 from tools.evidence.judge import NOT_RUN, judge
-from tools.evidence.page import TEXT, Evidence
+from tools.evidence.page import TEXT
 from tools.evidence.provenance import across_sweeps, code_states, provenance
 from tools.evidence.words import (
     answer_in_words,

@@ -14,27 +14,29 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from normkit.core.atomic_write import write_text
 from normkit.errors import NormkitError
 from normkit.lab.statistics import compare
 from tools.evidence.claims import CLAIMS
+from tools.evidence.evidence import Evidence
 from tools.evidence.figure import evidence_figure
-from tools.evidence.new_runs import take
-from tools.evidence.page import Evidence, evidence_page
+from tools.evidence.new_runs import taken
+from tools.evidence.page import evidence_page
 from tools.evidence.papers import papers_page
+from tools.evidence.results import RESULTS
 from tools.evidence.tasks import tasks_page
 from tools.evidence.which import which_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {
-    "papers.md": papers_page,
+PAGES: dict[str, Callable[[Path], str]] = {
+    "papers.md": lambda _: papers_page(),
     "evidence.md": evidence_page,
     "evidence.svg": evidence_figure,
     "which-normalizer.md": which_page,
-    "tasks-of-the-papers.md": tasks_page,
+    "tasks-of-the-papers.md": lambda _: tasks_page(),
 }
 
 
@@ -57,13 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.only:
         parser.error("names go with --reports FOLDER; pages are always written all")
     try:
-        for path in options.take or ():
-            new, all_of_them = take(path)
-            print(f"{new} of {all_of_them} runs of {path} were new.")
+        with taken(options.take or (), RESULTS) as (folder, told):
+            pages = {name: page(folder) for name, page in PAGES.items()}
     except NormkitError as error:
         parser.error(str(error))
-    for name, page in PAGES.items():
-        write_text(DOCS / name, page())
+    for name, text in pages.items():
+        write_text(DOCS / name, text)
+    for line in told:
+        print(line)
     return 0
 
 

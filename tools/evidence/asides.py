@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from normkit.lab.experiment import Experiment, Variant
 from normkit.lab.results import DONE, Result
@@ -128,12 +129,30 @@ def first_steps(claim: Claim) -> Iterator[str]:
         return
     longest = max(len(row["losses"]) for row in found)
     ends = " | ".join(f"to {10 * (i + 1)}" for i in range(longest))
-    yield "Mean training loss in float32, by steps (`python -m tools.evidence.collapse`):"
+    yield "Mean training loss in float32, by steps (`python -m tools.evidence.collapse`). The shape"
+    yield "counts: values depend on rounding, and so on the device. " + _origin(found)
     yield ""
     yield f"| variant | warm-up | seed | by | {ends} |"
     yield "|---|---|---:|---|" + longest * "---:|"
     for row in found:
         warmup = f"{row['warmup']} steps" if row["warmup"] else "no"
         by = {"layers": "these layers", "torch": "plain torch"}[row["by"]]
-        losses = " | ".join(f"{loss:.2f}" for loss in row["losses"])
-        yield f"| {row['variant']} | {warmup} | {row['seed']} | {by} | {losses} |"
+        losses = [f"{loss:.2f}" for loss in row["losses"]]
+        losses += ["–"] * (longest - len(losses))
+        own = " | ".join(losses)
+        yield f"| {row['variant']} | {warmup} | {row['seed']} | {by} | {own} |"
+
+
+def _origin(found: Sequence[Mapping[str, Any]]) -> str:
+    """On what rows were measured, and how long it took: it is no part of the total."""
+    known = [row for row in found if "environment" in row]
+    spent: dict[str, float] = {}
+    for row in known:
+        place = f"{row['environment']['device']}, torch {row['environment']['torch']}"
+        spent[place] = spent.get(place, 0.0) + row["seconds"]
+    told = [f"{seconds:.0f} s on {device}" for device, seconds in spent.items()]
+    if unknown := len(found) - len(known):
+        of = "" if unknown == len(found) else f" of {unknown} rows"
+        told += [f"device and seconds{of} were not recorded"]
+    text = "; ".join(told)
+    return f"{text[0].upper()}{text[1:]}; none of it is in the total above."

@@ -7,8 +7,9 @@ XBN of bottlenecks starts worse than batch norms (j). Here their first steps are
 float32, from the same start on the same batches, once by the library's layers and once by formulas
 as one would write them in torch (benchmarks/straightforward.py, and weights standardized by mean
 and deviation). Both take nearly the same steps, or one of them is wrong. A ``--warmup`` is in
-steps: 391 are an epoch. Mean losses of ten steps each are kept in RESULTS, from which
-docs/evidence.md is written.
+steps: 391 are an epoch. Mean losses of ten steps each are kept in RESULTS, with the device and the
+seconds, from which docs/evidence.md is written. The shape counts: values differ by some percent
+from device to device, as they do between the two.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ from normkit.errors import NormkitError
 from normkit.lab.data import load
 from normkit.lab.data.transforms import normalize
 from normkit.lab.models.variant import build_variant
+from normkit.lab.train.device import environment
 from normkit.layers.base import Normalizer
 from tools.evidence.claims import experiment_of
 
@@ -123,8 +127,23 @@ def losses(
     ]
 
 
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Without TF32, which rounds to ten bits on a GPU: what float32 does is asked here."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
 def rows(path: Path = RESULTS) -> list[dict[str, Any]]:
-    """What was kept: experiment, variant, seed, by what, steps of warm-up, losses."""
+    """What was kept: experiment, variant, seed, by what, steps of warm-up, losses.
+
+    Seconds and environment too, but of the oldest.
+    """
     if not path.exists():
         return []
     kept: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
@@ -141,6 +160,13 @@ def keep(row: dict[str, Any], path: Path) -> None:
     write_text(path, f"[{lines}]\n")
 
 
+def _steps(text: str) -> int:
+    """Enough for a mean: with fewer, rows that are kept would lose their losses."""
+    if not text.isdecimal() or int(text) < LINE:
+        raise argparse.ArgumentTypeError(f"got {text}, expected {LINE} or more, for a mean")
+    return int(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.evidence.collapse",
@@ -148,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--of", choices=CASES, nargs="+", default=[*CASES], metavar="EXPERIMENT")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=_steps, default=60, help=f"{LINE} or more (default: 60)")
     parser.add_argument("--warmup", type=int, nargs="+", default=[0], help="0 and 391, say")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--by", choices=("both", "layers", "torch"), default="both")
@@ -163,9 +189,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if options.by not in ("both", by):
                     continue
                 print(f"{file}, {name}: seed {seed}, {warmup} steps of warm-up, by {by}")
-                found = losses(one, seed, options.steps, warmup, device)
-                about = {"of": file, "variant": name, "seed": seed, "by": by}
-                keep({**about, "warmup": warmup, "losses": found}, options.results)
+                since = time.monotonic()
+                with full_float32():
+                    found = losses(one, seed, options.steps, warmup, device)
+                row = {"of": file, "variant": name, "seed": seed, "by": by, "warmup": warmup}
+                spent = {"seconds": round(time.monotonic() - since, 1)}
+                where = {"environment": environment(device)}
+                keep({**row, "losses": found, **spent, **where}, options.results)
     except NormkitError as error:
         parser.error(str(error))
     return 0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from normkit.reporting.charts import ForestScale, forest_scale
 from tools.evidence.claims import ALL
+from tools.evidence.evidence import Evidence
 from tools.evidence.judge import CONTRADICTED, FAILS, HOLDS, ClaimRow
-from tools.evidence.page import Evidence
 from tools.evidence.results import RESULTS
 from tools.evidence.words import POINTS, where
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import statistics
@@ -22,25 +21,19 @@ from tools.evidence.asides import (
     training_accuracies,
 )
 from tools.evidence.claims import ALL, OUR_OWN, Claim, experiment_of
+from tools.evidence.evidence import Evidence
 from tools.evidence.judge import (
     CONTRADICTED,
-    FAILS,
-    HOLDS,
     NOT_RUN,
-    NOT_SHOWN,
     ClaimRow,
-    all_seeds,
-    claim_experiment,
-    judge,
-    judge_left,
     scores,
 )
-from tools.evidence.missing import RunCosts, missing_stages
+from tools.evidence.minute import in_a_minute
+from tools.evidence.missing import missing_stages
 from tools.evidence.provenance import provenance
-from tools.evidence.results import RESULTS, read_results, read_sweeps
+from tools.evidence.results import RESULTS
 from tools.evidence.words import (
     MEASURES,
-    POINTS,
     Digits,
     answer_in_words,
     differences_in_words,
@@ -107,68 +100,10 @@ TOPICS = {
     "p": "Damaged test images",
 }
 PAPER = re.compile(r"(?!Our)([^(]+) \(([^)]*\d{4})\)")
-# what the rows of a claim say, those that were run: one thing all of them, or not
-HEADINGS = {
-    HOLDS: "Hold",
-    CONTRADICTED: "Contradicted here",
-    FAILS: "Do not hold here",
-    NOT_SHOWN: "Not shown, for want of seeds",
-    UNSTABLE: "Unstable: runs were lost",
-    "in part": "In part",
-    NOT_RUN: "Not run",
-}
 
 
 def evidence_page(folder: Path = RESULTS) -> str:
     return "\n".join(_lines(Evidence(folder))) + "\n"
-
-
-class Evidence:
-    """The committed results, and the rows of every claim."""
-
-    def __init__(self, folder: Path = RESULTS) -> None:
-        files = dict.fromkeys(claim.file for claim in ALL if claim.file)
-        self.experiments = {file: experiment_of(file) for file in files}
-        self.results = {
-            file: read_results(experiment, folder) for file, experiment in self.experiments.items()
-        }
-        self.sweeps = read_sweeps(folder)
-        # experiments share runs, some have more seeds of them than others
-        self.pool = {run: each for file in files for run, each in self.results[file].items()}
-        self.rows = [judge(claim, self.pool) for claim in ALL]
-        # who has less accuracy can lose less: of claims about lost accuracy, what is left
-        self.left = [
-            judge_left(claim, self.pool) if claim.measure in POINTS else [] for claim in ALL
-        ]
-
-    def pooled(self, file: str) -> Experiment:
-        """An experiment with the seeds of the one that has most, as claims are judged."""
-        return dataclasses.replace(self.experiments[file], seeds=all_seeds())
-
-    def runs(self) -> int:
-        """How many were trained; experiments share some."""
-        return len({run for results in self.results.values() for run in results})
-
-    def planned(self) -> int:
-        runs = (experiment.runs() for experiment in self.experiments.values())
-        return len({run.id for each in runs for run in each})
-
-    def total(self, kind: str) -> float:
-        """Seconds of all sweeps on a GPU or on a CPU."""
-        return sum(each["seconds"] for each in self.sweeps if device_kind(each["device"]) == kind)
-
-    def seconds(self, file: str) -> dict[str, float]:
-        """GPU and CPU seconds of an experiment's runs: their part of the time of their sweep."""
-        spent: dict[str, float] = {}
-        costs = RunCosts(self.pool, self.sweeps)
-        for result in self.results[file].values():
-            kind = device_kind(result.environment.get("device", ""))
-            spent[kind] = spent.get(kind, 0.0) + costs.of(result)
-        return spent
-
-
-def device_kind(device: str) -> str:
-    return "CPU" if device.startswith("CPU") else "GPU"
 
 
 def _lines(evidence: Evidence) -> Iterator[str]:
@@ -179,7 +114,7 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     yield ""
     yield "## In a minute"
     yield ""
-    yield from _in_a_minute(evidence)
+    yield from in_a_minute(evidence)
     yield ""
     yield "## All claims"
     yield ""
@@ -240,39 +175,6 @@ def _cost(evidence: Evidence) -> str:
         f"{f', {shared:.0f} s of them shared with other work' if shared else ''}"
         f"{' (' + '; '.join(devices) + ')' if devices else ''}"
     )
-
-
-def _in_a_minute(evidence: Evidence) -> Iterator[str]:
-    """Claims by what all their rows say that were run."""
-    groups: dict[str, list[int]] = {heading: [] for heading in HEADINGS}
-    for i, rows in enumerate(evidence.rows):
-        answers = {row.answer for row in rows if row.answer != NOT_RUN} or {NOT_RUN}
-        one = UNSTABLE if UNSTABLE in answers else answers.pop() if len(answers) == 1 else "in part"
-        groups[one].append(i)
-    yield f"{len(ALL)} claims; † where some rows of a claim, or seeds of one, are still missing."
-    yield ""
-    for heading, members in groups.items():
-        if members:
-            yield f"- **{HEADINGS[heading]}** ({len(members)})"
-            for letter in dict.fromkeys(ALL[i].letter for i in members):
-                yield f"  - {_in_short(evidence, members, letter)}"
-
-
-def _in_short(evidence: Evidence, members: Sequence[int], letter: str) -> str:
-    """Of one letter the claims, and which of them are incomplete."""
-    texts = []
-    for i in members:
-        if ALL[i].letter == letter:
-            some = _ran(evidence.rows[i]) and _lacks_runs(evidence, ALL[i])
-            texts.append(f"{ALL[i].text}{' †' if some else ''}")
-    return f"[({letter})](#{letter}) {'; '.join(texts)}"
-
-
-def _lacks_runs(evidence: Evidence, claim: Claim) -> bool:
-    """Are runs that a claim is to be judged by still missing, whole rows or seeds?"""
-    seeds = evidence.experiments[claim.file].seeds
-    runs = (run for each in claim_experiment(claim).variants for run in each.runs(seeds))
-    return any(run.id not in evidence.pool for run in runs)
 
 
 def _summary(claim: Claim, rows: Sequence[ClaimRow], left: Sequence[ClaimRow]) -> str:

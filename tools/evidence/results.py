@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from normkit.core.atomic_write import write_text
+from normkit.errors import NormkitError
 from normkit.lab.experiment import Experiment
 from normkit.lab.results import Result
 from tools.evidence.claims import CLAIMS, experiment_of
@@ -21,6 +23,10 @@ from tools.evidence.claims import CLAIMS, experiment_of
 RESULTS = CLAIMS / "results"
 SWEEPS = "sweeps.json"  # what the sweeps took, all claims together
 DIGITS = 6  # that are kept of losses and measures; accuracies of 10,000 images have four
+
+
+class ResultsError(NormkitError):
+    """A file of results that is not one."""
 
 
 def write_results(
@@ -55,14 +61,27 @@ def read_results(experiment: Experiment, folder: Path = RESULTS) -> dict[str, Re
     path = folder / f"{experiment.name}.json"
     if not path.exists():
         return {}
-    document = json.loads(path.read_text(encoding="utf-8"))
     results = {}
-    for record in document["runs"]:
-        for key in ("of", "seed"):
-            record.pop(key, None)
-        whole = {**record, "environment": {**document["environment"], **record["environment"]}}
-        results[record["run"]] = from_record(whole)
+    with _readable(path):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        for record in document["runs"]:
+            for key in ("of", "seed"):
+                record.pop(key, None)
+            whole = {**record, "environment": {**document["environment"], **record["environment"]}}
+            results[record["run"]] = from_record(whole)
     return results
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """An error that names the file, if it is not what ``write_results`` has written."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ResultsError(
+            f"{path} cannot be read ({type(error).__name__}: {error}). Expected results as "
+            "tools.evidence writes them: try git checkout of this file, or another --results"
+        ) from None
 
 
 def from_record(record: Mapping[str, Any]) -> Result:
@@ -81,7 +100,11 @@ def read_all(folder: Path = RESULTS) -> dict[str, Result]:
 def read_sweeps(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """The sweeps that were run: seconds, runs, device."""
     path = folder / SWEEPS
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    if not path.exists():
+        return []
+    with _readable(path):
+        sweeps: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return sweeps
 
 
 def _places(experiment: Experiment) -> dict[str, dict[str, Any]]:

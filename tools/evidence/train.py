@@ -36,6 +36,7 @@ from normkit.lab.results import Result
 from normkit.lab.store import Store
 from normkit.lab.sweep import ProgressListener, SweepPlan
 from normkit.lab.sweep import run as sweep
+from normkit.lab.sweep.local import worker_slots
 from tools.evidence.claims import STAGES, Stage, experiment_of, ordered_runs
 from tools.evidence.missing import missing_stages, plan_lines
 from tools.evidence.new_runs import RUNS, NewRuns, NewRunsError, read_new_runs
@@ -112,8 +113,13 @@ def _train(options: argparse.Namespace) -> int:
         sweeps += [each.entry()] if each.results else []
     every = ordered_runs(stages)
     wanted = [run for run in every if run.id not in known]
+    if not options.plan:
+        worker_slots(options.workers, options.device)  # refuses a device that is not here
     if options.tiny:
-        wanted = wanted[:: max(1, len(wanted) // options.tiny)]
+        wanted = wanted[:: max(1, len(wanted) // options.tiny)][: options.tiny]
+        if options.plan:
+            print(f"{len(wanted)} runs of a few steps would be trained; with --plan none is.")
+            return 0
     else:
         print(f"{len(every) - len(wanted)} of {len(every)} runs are there.")
         missing = missing_stages(known, sweeps, stages)
@@ -133,7 +139,12 @@ def _train(options: argparse.Namespace) -> int:
     if out == work or out in work.parents:
         raise NewRunsError(f"{work} is in {out}, which is for {RUNS} alone: another --work")
     for folder in (options.out, work):
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NewRunsError(
+                f"{folder} cannot be made: {error.strerror}. Expected a folder, or a new name"
+            ) from None
     file = NewRuns(path)
     print(f"Runs go to {path} as they finish, checkpoints to {work}.", flush=True)
     file.begin(options.workers, tiny=bool(options.tiny))
@@ -165,7 +176,10 @@ def _train(options: argparse.Namespace) -> int:
         failed = [each for each in store.status(real).values() if each.state == "failed"]
     file.end(time.monotonic() - since)
     print(f"{done} of {len(runs)} runs are done, after {time.monotonic() - since:.0f} s.")
-    print(f"Bring back {path}, then: python -m tools.evidence --take {RUNS}", flush=True)
+    if options.tiny:
+        print(f"A trial: the runs in {path} are no results, and --take refuses them.", flush=True)
+    else:
+        print(f"Bring back {path}, then: python -m tools.evidence --take {RUNS}", flush=True)
     for state in failed:
         print(f"run {state.run} failed: {state.reason}", file=sys.stderr)
     return 130 if stopped else 0
@@ -250,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
         default=540.0,
         help="then stop, which may take 30 more (default: 540, for a limit of ten minutes)",
     )
-    parser.add_argument("--workers", type=int, default=6, help="processes (default: 6)")
+    parser.add_argument("--workers", type=_count, default=6, help="processes (default: 6)")
     parser.add_argument("--device", help="cuda, cuda:0 or cpu (default: what there is)")
     parser.add_argument("--seeds", type=_count, help="no more than these of each experiment")
     parser.add_argument("--tiny", type=_count, metavar="N", help="N runs of a few steps, to try it")

@@ -14,30 +14,43 @@ from normkit.lab.experiment import Experiment, Variant
 from normkit.lab.results import DONE, Result
 from normkit.lab.statistics import UNSTABLE, compare, decide
 from tools.evidence.claims import ALL, OUR_OWN
-from tools.evidence.judge import CONTRADICTED, FAILS, NOT_RUN, ClaimRow, scores
-from tools.evidence.page import Evidence
+from tools.evidence.damaged import DAMAGED, on_damaged_images
+from tools.evidence.evidence import Evidence
+from tools.evidence.judge import CONTRADICTED, FAILS, scores
 from tools.evidence.results import RESULTS
-from tools.evidence.words import Digits, where
+from tools.evidence.schedule import (
+    AGAIN,
+    FILE,
+    GAINS,
+    LABELS,
+    LARGE,
+    MICRO,
+    NOTHING,
+    WORKER,
+    advice_on_warmup,
+    by_schedule,
+    gains_of_warmup,
+)
+from tools.evidence.words import WARM, Digits
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "docs" / "benchmark-gpu.json"
-FILE = "m-worker-batch"
-DAMAGED = "p-damaged-images"
-LARGE = "l-resnet18"
-SCHEDULES = ("g-ubn", "l-ws-bcn", "a-small-start-scale", "a-resnet18", "l-resnet18")
-WORKER, WARM = "train.worker_batch", "train.warmup"
-AGAIN = "python -m tools.evidence.train --results EMPTY --out FOLDER"
-NOTHING = "Not measured yet: `python -m tools.evidence.train --out FOLDER {}`."
 ALIKE = ("g-ubn", "l-ws-bcn", "g-rectifications")  # other norms on the same ground, at 128
-LABELS = {"bn + affine": "bnet", "bn + normalization": "rbn"}
-MICRO = "bcn + ws, micro"  # what bcn + ws is below 128 images a worker
 QUARTER = 'for c in widths: nk.convert(model, "{}", f"channels:{{c}}", groups=c // 4{})'
 # what the tables call them, in code as it was measured; and in the benchmark, with how
 IN_CODE = {
     "bn": ('nk.convert(model, "bn")', "bn-fused", "fused"),
-    "bn + ws": ('nk.convert(model, "bn"); nk.standardize(model)', "", ""),
+    "bn + ws": (
+        'nk.convert(model, "bn"); nk.standardize(model)',
+        "bn-fused",
+        "fused, without ws",
+    ),
     "gn": (QUARTER.format("gn", ""), "gn-fused", "fused, usual groups"),
-    "gn + ws": (QUARTER.format("gn", "") + "; then nk.standardize(model)", "", ""),
+    "gn + ws": (
+        QUARTER.format("gn", "") + "; then nk.standardize(model)",
+        "gn-fused",
+        "fused, usual groups, without ws",
+    ),
     "bgn": ("nk.recipes.bgn(model, batch_size).apply()", "bgn", "not fused, default groups"),
     "bcn + ws": (
         QUARTER.format("bcn", "") + "; then nk.standardize(model)",
@@ -95,12 +108,17 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     yield ""
     yield "## By schedule, 128 images a batch"
     yield ""
-    yield from _by_schedule(evidence)
+    yield from by_schedule(evidence)
     yield ""
+    if measured:
+        yield f"## {GAINS}"
+        yield ""
+        yield from gains_of_warmup(evidence)
+        yield ""
     if evidence.results[DAMAGED]:
         yield "## When images differ from those of training"
         yield ""
-        yield from _damaged(evidence)
+        yield from on_damaged_images(evidence)
         yield ""
     yield PRETRAINED
     yield "## By speed and memory"
@@ -133,9 +151,11 @@ def _to_mind(evidence: Evidence) -> list[str]:
 
 def _in_short(evidence: Evidence) -> Iterator[str]:
     """The best for each number of images, what they are in code, what they cost."""
-    yield "Test accuracies with an epoch of warm-up, in percent, with the number of seeds: highest,"
-    yield "those not shown to be lower (paired seeds, Holm for the row), and the next. At 128"
-    yield f"images norms of {', '.join(ALIKE)} are there too; at fewer they were not measured."
+    yield "Test accuracies with an epoch of warm-up, in percent: the highest, those not shown to be"
+    yield "lower (Holm for the row), and the next; beside each the paired difference to it, in"
+    yield "points, on n seeds. Means are over all seeds of a norm: where they have other seeds,"
+    yield "differences count. With few seeds *not shown* is not *equal*. At 128 images norms of"
+    yield f"{', '.join(ALIKE)} are there too; at fewer they were not measured."
     yield ""
     yield from _highest(evidence, warmup=1)
     yield ""
@@ -147,14 +167,14 @@ def _in_short(evidence: Evidence) -> Iterator[str]:
     if micro := seen_scores(evidence, 2).get(MICRO, {}):
         yield from _micro(evidence, micro)
         yield ""
-    if lost := list(_lost(evidence)):
-        yield "**Warm the learning rate up.** From the first step at 0.1 runs of a ResNet-18 were"
-        yield f"lost ([evidence.md](evidence.md#l), l): {'; '.join(lost)}."
+    if advice := list(advice_on_warmup(evidence)):
+        yield from advice
         yield ""
     rows, device = _network_rows("resnet18-32")
     yield "In code, as measured (`widths`: the network's numbers of channels, here 16, 32, 64); and"
     yield "a step of training beside nn.BatchNorm2d: a ResNet-18 for images of 32 pixels, batch"
-    yield f"128, on one {device}; – is not measured. For speed let `nk.fuse(model)` follow."
+    yield f"128, on one {device}; – is not measured, and nothing was with ws. For speed let"
+    yield "`nk.fuse(model)` follow."
     yield ""
     yield "| here | in code | speed | memory | measured as |"
     yield "|---|---|---:|---:|---|"
@@ -180,25 +200,12 @@ def _highest(evidence: Evidence, warmup: int) -> Iterator[str]:
         names = _by_mean(found)
         level = not_shown_lower(found, names[0], experiment.equivalence)
         rest = [name for name in names[1:] if name not in level]
-        fields = [", ".join(_scored(found, each) for each in part) or "–" for part in
-                  (names[:1], level, rest[:1], ["bn"] if "bn" in found else [])]  # fmt: skip
+        parts = (level, rest[:1], ["bn"] if "bn" in found else [])
+        fields = [_scored(found, names[0])]
+        fields += [
+            "; ".join(_beside(found, each, names[0]) for each in part) or "–" for part in parts
+        ]
         yield f"| {size} | {' | '.join(fields)} |"
-
-
-def _lost(evidence: Evidence) -> Iterator[str]:
-    """Of the large network, how many runs of each norm were lost, by schedule, if any."""
-    experiment = evidence.pooled(LARGE)
-    for name in _names(experiment):
-        told = {}
-        for variant in (each for each in experiment.variants if each.name == name):
-            values, lost = scores(experiment, variant, evidence.pool)
-            if values or lost:
-                told[dict(variant.cell)[WARM]] = (lost, lost + len(values))
-        if any(lost for lost, _ in told.values()):
-            words = {0: "without warm-up", 1: "with an epoch of it"}
-            yield f"of {name} " + ", ".join(
-                f"{lost} of {many} {words[warm]}" for warm, (lost, many) in sorted(told.items())
-            )
 
 
 def _micro(evidence: Evidence, micro: Mapping[int, float]) -> Iterator[str]:
@@ -284,6 +291,16 @@ def _scored(found: Mapping[str, Mapping[int, float]], name: str) -> str:
     return f"{name} {100 * _mean(found[name]):.1f} (n {len(found[name])})"
 
 
+def _beside(found: Mapping[str, Mapping[int, float]], name: str, best: str) -> str:
+    """A mean, and the paired difference to the best."""
+    own, top = found[name], found[best]
+    if name == best:
+        return _scored(found, name)
+    gaps = [own[seed] - top[seed] for seed in own if seed in top]
+    gap = f"{Digits().signed(statistics.fmean(gaps))}, n {len(gaps)}" if gaps else "no pair"
+    return f"{name} {100 * _mean(own):.1f} ({gap})"
+
+
 def _network_rows(network: str) -> tuple[dict[str, dict[str, Any]], str]:
     """By variant, those that were measured; and on what."""
     run = GpuRun(BENCHMARK)
@@ -342,70 +359,6 @@ def _worker_batch_table(experiment: Experiment, results: Mapping[str, Result]) -
                     yield f"| {label} | " + " | ".join(part) + " |"
         elif set(fields) != {"–"}:
             yield f"| {name} | " + " | ".join(fields) + " |"
-
-
-def _by_schedule(evidence: Evidence) -> Iterator[str]:
-    """Differences in accuracy with and without warm-up, as the claims are judged."""
-    lines: dict[str, dict[object, ClaimRow]] = {}
-    for claim, rows in zip(ALL, evidence.rows, strict=True):
-        if claim.file not in SCHEDULES or claim.measure or claim.epoch:
-            continue
-        for row in rows:
-            if row.answer != NOT_RUN:
-                network = ", ResNet-18, 8 epochs" if claim.file.endswith("resnet18") else ""
-                pair = f"{row.variant} against {row.baseline}{network}"
-                lines.setdefault(pair, {})[dict(row.cell)[WARM]] = row
-    if not lines:
-        yield NOTHING.format(" ".join(SCHEDULES))
-        return
-    yield "CIFAR-10 with a cosine, learning rate 0.1, a ResNet-20 in 5 epochs unless it says so."
-    yield "Test accuracy in percent, the difference in points, the lab's verdict and the number of"
-    yield "paired seeds."
-    yield ""
-    yield "| | without warm-up | an epoch of warm-up |"
-    yield "|---|---|---|"
-    for pair, cells in lines.items():
-        fields = [_compared(cells.get(warm)) for warm in (0, 1)]
-        yield f"| {pair} | " + " | ".join(fields) + " |"
-    yield ""
-    yield f"    {AGAIN} {' '.join(SCHEDULES)}"
-
-
-def _damaged(evidence: Evidence) -> Iterator[str]:
-    """Accuracy on damaged test images, as trained and after adaptation."""
-    experiment, results = evidence.experiments[DAMAGED], evidence.results[DAMAGED]
-    yield "Test accuracy in percent: of the images as they are, then the mean over six kinds of"
-    yield "damage that training has not seen, as trained and after adaptation to each kind, which"
-    yield "takes no labels: `nk.adapt(model, batches, prior=0, guard=False)`. Group norms have no"
-    yield "statistics to adapt."
-    yield ""
-    yield "| | images as they are | damaged | damaged, adapted | n |"
-    yield "|---|---:|---:|---:|---:|"
-    for variant in experiment.variants:
-        runs = [results[run.id] for run in variant.runs(experiment.seeds) if run.id in results]
-        last = [run.epochs[-1].measures for run in runs if run.epochs]
-        if not last:
-            continue
-        plain, adapted = (
-            [statistics.fmean(each[name][1:]) for each in last]
-            for name in ("corruption", "corruption_adapted")
-        )
-        clean = [each["corruption"][0] for each in last]
-        fields = " | ".join(
-            f"{100 * statistics.fmean(each):.1f}" for each in (clean, plain, adapted)
-        )
-        yield f"| {variant.name}, {where(variant.cell)} | {fields} | {len(last)} |"
-    yield ""
-    yield f"    {AGAIN} {DAMAGED}"
-
-
-def _compared(row: ClaimRow | None) -> str:
-    if row is None:
-        return "–"
-    digits = Digits()
-    means = [digits.spread(mean, math.nan) for mean in (row.mean, row.baseline_mean)]
-    gap = digits.signed(row.difference)
-    return f"{means[0]} against {means[1]}, {gap}, {row.verdict}, n {row.pairs}"
 
 
 def _speed() -> Iterator[str]:

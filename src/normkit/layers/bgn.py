@@ -41,10 +41,11 @@ class BGN(BatchNormalizer):
 
     Use when: batches of 2 to 128 a worker: few groups for small batches, many for large ones
     (the paper's table for ResNet-50: 2 → 1, 4 → 2, 8 → 16, 16 → 64, 32 → 128, 64 → 256,
-    128 → 512).
+    128 → 512). Warm the learning rate up: with one or two images a worker an epoch of it was worth
+    11 to 12 points in a ResNet-20 (docs/evidence.md, m).
     Avoid when: groups cut channels unevenly and speed matters: that takes the general path; and
     with one or two images a worker, where gn or bcn with ``WS`` were better by 14 points and more
-    (docs/evidence.md, m). The numbers are for maps of a ResNet-50: fewer for smaller ones.
+    (m). The numbers are for maps of a ResNet-50: fewer for smaller ones.
 
     Paper: Zhou et al. 2020. Its S = M/G is a misprint for D/G; eps, momentum and uneven groups
     are not stated. ``remainder="balanced"`` puts value d into group ⌊d·G/D⌋, so sizes differ by

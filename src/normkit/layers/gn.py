@@ -27,7 +27,7 @@ class GN(Normalizer):
 
     Shapes: (N, C, *spatial) or (N, C) to the same, any memory format.
 
-    Use when: batches are small, as in detection and segmentation; with ``WS``, which was worth 14
+    Use when: batches are small, as in detection and segmentation; with ``WS``, which was worth 15
     to 20 points in five epochs of CIFAR-10 (docs/evidence.md, l): alone it learns more slowly, and
     more slowly still without warm-up.
     Avoid when: a group holds one value, as one channel on a 1×1 map: its output is the bias.
