@@ -66,14 +66,14 @@ def test_results_are_kept_once(tmp_path, monkeypatch, capsys):
 
 
 def test_float32_is_not_rounded_to_tf32(monkeypatch):
-    parts = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [part.allow_tf32 for part in parts]
-    for part in parts:
-        part.allow_tf32 = True
-    seen = []
+    flags = torch._C  # past torch.backends, whose flags another test may have frozen
+    now = lambda: (flags._get_cublas_allow_tf32(), flags._get_cudnn_allow_tf32())  # noqa: E731
+    before, seen = now(), []
+    flags._set_cublas_allow_tf32(True)
+    flags._set_cudnn_allow_tf32(True)
 
     def losses(*_):
-        seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        seen.append(now())
         return [1.0]
 
     monkeypatch.setattr(collapse, "losses", losses)
@@ -81,12 +81,12 @@ def test_float32_is_not_rounded_to_tf32(monkeypatch):
     monkeypatch.setattr(collapse, "keep", lambda *_: None)
     try:
         assert collapse.main(["--of", "l-resnet18", "--by", "torch"]) == 0
-        after = [part.allow_tf32 for part in parts]
+        after = now()
     finally:
-        for part, allowed in zip(parts, before, strict=True):
-            part.allow_tf32 = allowed
+        flags._set_cublas_allow_tf32(before[0])
+        flags._set_cudnn_allow_tf32(before[1])
     assert seen == [(False, False)]
-    assert after == [True, True]
+    assert after == (True, True)
 
 
 def _linear(seed):

@@ -129,14 +129,17 @@ def losses(
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Without TF32, which rounds to ten bits on a GPU: what float32 does is asked here."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    """Without TF32, which rounds to ten bits on a GPU: what float32 does is asked here. By the
+    setters behind ``torch.backends``, which programs that freeze its flags do not refuse."""
+    flags: Any = torch._C
+    before = flags._get_cublas_allow_tf32(), flags._get_cudnn_allow_tf32()
+    flags._set_cublas_allow_tf32(False)
+    flags._set_cudnn_allow_tf32(False)
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+        flags._set_cublas_allow_tf32(before[0])
+        flags._set_cudnn_allow_tf32(before[1])
 
 
 def rows(path: Path = RESULTS) -> list[dict[str, Any]]:
