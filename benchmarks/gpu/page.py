@@ -92,10 +92,10 @@ HOST = """\
 Host time of a step of one layer, forward and backward, in a chain of 40 layers of 8×64×8×8,
 float32, channels_last, in µs; the kernels themselves take less. In this run steps of dn, gw and ssn
 were not replayed from C++. Since then those of ssn are: 4 times the time of nn.BatchNorm2d instead
-of 27 (commit 1ded2c2, a run of fewer parts on a slower host). What makes gbgn, ghost_bn, rms and
-ssn slow in the ResNet-18 above (0.37, 0.41, 0.54 and 0.20 in that run) is its last five layers: of
-maps of one position coefficients were left to torch's operations, with torch 2.11. That is mended
-since, and has not been measured.
+of 27 (commit 1ded2c2, a run of fewer parts on a slower host). One reason why gbgn,
+ghost_bn, rms and ssn are slow in the ResNet-18 above (0.37, 0.41, 0.54 and 0.20 in that run) is its
+last five layers: of maps of one position coefficients were left to torch's operations, with torch
+2.11. That is mended since; what it is worth has not been measured.
 """
 LAYERS = """\
 ## One layer
