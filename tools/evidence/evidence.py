@@ -7,11 +7,7 @@ from pathlib import Path
 
 from normkit.lab.experiment import Experiment
 from tools.evidence.claims import ALL, experiment_of
-from tools.evidence.judge import (
-    all_seeds,
-    judge,
-    judge_left,
-)
+from tools.evidence.judge import all_seeds, judge, judge_left
 from tools.evidence.missing import RunCosts
 from tools.evidence.results import RESULTS, read_results, read_sweeps
 from tools.evidence.words import POINTS
